@@ -1,0 +1,241 @@
+//! `ecc_rate`: a GPU's corrected memory errors come much faster than they used to.
+//!
+//! Poisson CUSUM on the GPU's own counter (`docs/reference/detectors.md`): S = max(0, S + x ln(L1/L0) - (L1 - L0) t),
+//! alarm above h, where L0 is the GPU's learned rate and L1 the rate looked for. Counters are compared with reset
+//! logic, so a driver reload that zeroes them is no error. Corrected errors hardly predict uncorrected ones: this is a
+//! warning, never a reason to pull a GPU at once.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gpufleet_schemas::instant::SECOND;
+use gpufleet_schemas::metric::Metric;
+use gpufleet_schemas::record::{Evidence, GpuBatch, GpuBlock, Severity};
+
+use super::config::EccRateConfig;
+use super::{Detector, Source};
+use crate::engine::finding::Offsets;
+use crate::engine::{Entities, Finding, Fold, GpuId, Reorder};
+
+const HOUR: f64 = 3600.0 * SECOND as f64;
+
+/// The counter of one GPU at one tick, with what the test needs to know.
+#[derive(Clone, Debug)]
+struct Reading {
+    epoch: i32,
+    corrected: i64,
+    offset: i64,
+    rule: Rule,
+}
+
+/// The part of the configuration that the fold uses.
+#[derive(Clone, Copy, Debug)]
+struct Rule {
+    prior_errors: f64,
+    prior_hours: f64,
+    lowest: f64,
+    highest: f64,
+    ratio: f64,
+    least: f64,
+    threshold: f64,
+    quiet: i64,
+}
+
+#[derive(Clone, Debug)]
+struct Episode {
+    onset_at: i64,
+    last_error_at: i64,
+    end_at: Option<i64>,
+    errors: i64,
+    statistic: f64,
+    evidence: Evidence,
+    offsets: Offsets,
+}
+
+#[derive(Clone, Debug, Default)]
+struct State {
+    newest: Option<(i64, i32, i64)>,
+    /// Errors and microseconds that the learned rate rests on.
+    errors: i64,
+    span: i64,
+    cusum: f64,
+    /// First error, errors and first reading since the test left zero.
+    excursion: Option<Episode>,
+    open: Option<Episode>,
+    closed: Option<Episode>,
+}
+
+impl Fold<Reading> for State {
+    fn step(&mut self, at: i64, now: &Reading) {
+        let Some((before_at, epoch, before)) = self.newest else {
+            self.newest = Some((at, now.epoch, now.corrected));
+            return;
+        };
+        if at < before_at {
+            return;
+        }
+        self.newest = Some((at, now.epoch, now.corrected));
+        let reset = epoch != now.epoch || now.corrected < before;
+        let errors = if reset { now.corrected } else { now.corrected - before };
+        let evidence =
+            Evidence { at, name: Metric::EccSbeVolatile.name().to_owned(), value: now.corrected, before: Some(before), reset };
+        if self.open.is_some() {
+            self.go_on(at, errors, now);
+        } else {
+            self.test(at, before_at, errors, evidence, now);
+        }
+    }
+}
+
+impl State {
+    /// One step of the test while nothing is open.
+    fn test(&mut self, at: i64, before_at: i64, errors: i64, evidence: Evidence, now: &Reading) {
+        let rule = &now.rule;
+        let hours = (at - before_at) as f64 / HOUR;
+        let learned = (rule.prior_errors + self.errors as f64) / (rule.prior_hours + self.span as f64 / HOUR);
+        let usual = learned.clamp(rule.lowest, rule.highest);
+        let sought = (rule.ratio * usual).max(rule.least);
+        self.cusum = (self.cusum + errors as f64 * (sought / usual).ln() - (sought - usual) * hours).max(0.0);
+        self.errors += errors;
+        self.span += at - before_at;
+        if self.cusum <= 0.0 {
+            self.excursion = None;
+        } else if errors > 0 {
+            let excursion = self.excursion.get_or_insert(Episode {
+                onset_at: at,
+                last_error_at: at,
+                end_at: None,
+                errors: 0,
+                statistic: 0.0,
+                evidence,
+                offsets: Offsets::default(),
+            });
+            excursion.add(at, errors, now.offset);
+            excursion.statistic = self.cusum;
+        }
+        if self.cusum > rule.threshold {
+            self.open = self.excursion.take();
+        }
+    }
+
+    fn go_on(&mut self, at: i64, errors: i64, now: &Reading) {
+        let Some(open) = &mut self.open else { return };
+        if errors > 0 {
+            open.add(at, errors, now.offset);
+        } else if at - open.last_error_at >= now.rule.quiet {
+            open.end_at = Some(open.last_error_at);
+            self.closed = self.open.take();
+            self.cusum = 0.0;
+        }
+    }
+}
+
+impl Episode {
+    fn add(&mut self, at: i64, errors: i64, offset: i64) {
+        self.last_error_at = at;
+        self.errors += errors;
+        self.offsets.include(offset);
+    }
+}
+
+/// The detector.
+pub struct EccRate {
+    rule: Rule,
+    gpus: BTreeMap<GpuId, Reorder<Reading, State>>,
+    due: BTreeSet<(i64, GpuId)>,
+    active: BTreeSet<GpuId>,
+    floor: Option<i64>,
+    too_late: u64,
+}
+
+impl EccRate {
+    pub fn new(config: &EccRateConfig) -> EccRate {
+        let rule = Rule {
+            prior_errors: config.prior_errors,
+            prior_hours: config.prior_hours,
+            lowest: config.lowest_rate_per_hour,
+            highest: config.highest_rate_per_hour,
+            ratio: config.rate_ratio,
+            least: config.least_rate_per_hour,
+            threshold: config.cusum_threshold,
+            quiet: config.quiet,
+        };
+        EccRate {
+            rule,
+            gpus: BTreeMap::new(),
+            due: BTreeSet::new(),
+            active: BTreeSet::new(),
+            floor: None,
+            too_late: 0,
+        }
+    }
+}
+
+impl Detector for EccRate {
+    fn block(&mut self, gpu: GpuId, batch: &GpuBatch, block: &GpuBlock, source: Source) {
+        for (i, (tick, corrected)) in block.readings(Metric::EccSbeVolatile).enumerate() {
+            let at = batch.tick_at(tick);
+            if self.floor.is_some_and(|floor| at <= floor) {
+                self.too_late += 1;
+                continue;
+            }
+            let reading = Reading { epoch: batch.origin.reset_epoch, corrected, offset: source.offset, rule: self.rule };
+            let place = u32::try_from(i).unwrap_or(u32::MAX);
+            self.gpus.entry(gpu).or_default().insert(at, source.seq, place, reading);
+            self.due.insert((at, gpu));
+        }
+    }
+
+    fn advance(&mut self, now: i64, floor: i64, entities: &Entities, findings: &mut Vec<Finding>) {
+        self.floor = Some(floor);
+        while self.due.first().is_some_and(|(at, _)| *at <= now) {
+            if let Some((_, gpu)) = self.due.pop_first() {
+                self.active.insert(gpu);
+            }
+        }
+        let (gpus, threshold) = (&mut self.gpus, self.rule.threshold);
+        self.active.retain(|gpu| {
+            let Some(fold) = gpus.get_mut(gpu) else { return false };
+            fold.settle(floor);
+            let present = fold.present(now);
+            let episodes = present.closed.iter().chain(&present.open);
+            findings.extend(episodes.map(|episode| finding(episode, entities, *gpu, threshold)));
+            present.open.is_some() || (present.closed.is_some() && fold.waits())
+        });
+    }
+
+    fn too_late(&self) -> u64 {
+        self.too_late
+    }
+}
+
+fn finding(episode: &Episode, entities: &Entities, gpu: GpuId, threshold: f64) -> Finding {
+    let entity = entities.get(gpu).clone();
+    let minutes = (episode.last_error_at - episode.onset_at) / (60 * SECOND);
+    Finding {
+        kind: "ecc_rate",
+        facet: String::new(),
+        severity: Severity::Warning,
+        onset_at: episode.onset_at,
+        end_at: episode.end_at,
+        late: false,
+        code: None,
+        statistic: "Poisson CUSUM of corrected ECC errors",
+        value: episode.statistic,
+        threshold,
+        count: episode.errors,
+        summary: format!(
+            "{} corrects memory errors much faster than usual: {} in {} min",
+            entity.text(),
+            episode.errors,
+            minutes.max(1)
+        ),
+        actions: vec![
+            "watch: corrected errors alone are no reason to pull the GPU".to_owned(),
+            "run the field diagnostic at the next maintenance".to_owned(),
+        ],
+        evidence: vec![episode.evidence.clone()],
+        raw: None,
+        offsets: episode.offsets,
+        entity,
+    }
+}

@@ -1,0 +1,222 @@
+//! The wire: records to framed Avro bytes and back.
+//!
+//! Framing is Avro single-object encoding (0xC3 0x01, then the CRC-64-AVRO fingerprint of the writer's schema, little
+//! endian). Every released schema file is embedded, so that a reader needs no registry; bytes that name a schema it
+//! does not know are refused by name, never guessed at. Decoding reuses what the last record allocated.
+
+mod bytes;
+mod decode;
+mod encode;
+mod schema;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use apache_avro::Schema;
+use apache_avro::rabin::Rabin;
+
+use crate::metric::MetricSet;
+use crate::record::{GpuBatch, Incident, Telemetry, Tick, XidEvent};
+use bytes::Cursor;
+use schema::RecordNode;
+
+/// Larger records are refused unread: a broker's default limit is 1 MiB.
+pub const MAX_RECORD_BYTES: usize = 1 << 20;
+const MAGIC: [u8; 2] = [0xC3, 0x01];
+const HEADER_BYTES: usize = 10;
+
+/// The released schema files, newest last within each record. They are never edited (`schemas/README.md`).
+pub const RELEASED: &[(&str, &str)] = &[
+    ("gpu_batch.v1", include_str!("../avro/gpu_batch.v1.avsc")),
+    ("xid_event.v1", include_str!("../avro/xid_event.v1.avsc")),
+    ("tick.v1", include_str!("../avro/tick.v1.avsc")),
+    ("incident.v1", include_str!("../avro/incident.v1.avsc")),
+];
+
+/// Why bytes are no record. [`DecodeError::reason`] is the word that counters, the dead-letter topic and `losses` use.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    #[error("the record is empty")]
+    Empty,
+    #[error("the record is larger than {MAX_RECORD_BYTES} bytes")]
+    TooLarge,
+    #[error("the record does not start with Avro's single-object mark")]
+    Foreign,
+    #[error("the record was written with schema {0:016x}, which this version does not know; upgrade the reader first")]
+    UnknownSchema(u64),
+    #[error("the record is a {0}, which does not belong here")]
+    WrongType(String),
+    #[error("the record ends in the middle of a value")]
+    Truncated,
+    #[error("the record goes on after its last field")]
+    TrailingBytes,
+    #[error("the record is malformed: {0}")]
+    Malformed(&'static str),
+}
+
+impl DecodeError {
+    pub fn reason(&self) -> &'static str {
+        match self {
+            DecodeError::Empty => "empty",
+            DecodeError::TooLarge => "too_large",
+            DecodeError::Foreign => "foreign",
+            DecodeError::UnknownSchema(_) => "unknown_schema",
+            DecodeError::WrongType(_) => "wrong_type",
+            DecodeError::Truncated => "truncated",
+            DecodeError::TrailingBytes => "trailing_bytes",
+            DecodeError::Malformed(_) => "malformed",
+        }
+    }
+}
+
+fn fingerprint(schema: &Schema) -> u64 {
+    let print = schema.fingerprint::<Rabin>();
+    let mut bytes = [0u8; 8];
+    bytes.copy_from_slice(&print.bytes[..8]);
+    u64::from_le_bytes(bytes)
+}
+
+/// Writes records with the newest released schema of their type.
+#[derive(Clone, Debug)]
+pub struct Encoder {
+    batch: [u8; HEADER_BYTES],
+    event: [u8; HEADER_BYTES],
+    tick: [u8; HEADER_BYTES],
+    incident: [u8; HEADER_BYTES],
+}
+
+impl Default for Encoder {
+    fn default() -> Encoder {
+        let header = |name: &str| {
+            let mut header = [0u8; HEADER_BYTES];
+            header[..2].copy_from_slice(&MAGIC);
+            let newest = RELEASED.iter().rev().find(|(file, _)| file.split_once('.').is_some_and(|(stem, _)| stem == name));
+            let schema = newest.and_then(|(_, text)| Schema::parse_str(text).ok());
+            let schema = schema.expect("a released schema parses; a test holds that");
+            header[2..].copy_from_slice(&fingerprint(&schema).to_le_bytes());
+            header
+        };
+        Encoder {
+            batch: header("gpu_batch"),
+            event: header("xid_event"),
+            tick: header("tick"),
+            incident: header("incident"),
+        }
+    }
+}
+
+impl Encoder {
+    /// Appends nothing to what `out` held: it is cleared first.
+    pub fn telemetry(&self, record: &Telemetry, out: &mut Vec<u8>) {
+        out.clear();
+        out.extend_from_slice(match record {
+            Telemetry::Batch(_) => &self.batch,
+            Telemetry::Event(_) => &self.event,
+            Telemetry::Tick(_) => &self.tick,
+        });
+        encode::put_telemetry(out, record);
+    }
+
+    pub fn incident(&self, incident: &Incident, out: &mut Vec<u8>) {
+        out.clear();
+        out.extend_from_slice(&self.incident);
+        encode::put_incident(out, incident);
+    }
+}
+
+/// What a telemetry record turned out to be; a batch lies in the decoder's own memory.
+#[derive(Debug)]
+pub enum Decoded<'d> {
+    Batch(&'d GpuBatch),
+    Event(XidEvent),
+    Tick(Tick),
+}
+
+/// Reads records of every schema it knows.
+#[derive(Debug)]
+pub struct Decoder {
+    writers: BTreeMap<u64, Arc<RecordNode>>,
+    wanted: MetricSet,
+    batch: GpuBatch,
+}
+
+impl Default for Decoder {
+    fn default() -> Decoder {
+        Decoder::wanting(MetricSet::ALL)
+    }
+}
+
+impl Decoder {
+    /// A decoder that steps over the metrics that nobody asked for.
+    pub fn wanting(wanted: MetricSet) -> Decoder {
+        let mut decoder = Decoder { writers: BTreeMap::new(), wanted, batch: GpuBatch::default() };
+        for (name, text) in RELEASED {
+            let learned = decoder.learn(text);
+            debug_assert!(learned.is_ok(), "{name}: {learned:?}");
+        }
+        decoder
+    }
+
+    /// Adds a writer's schema, so that records written with it can be read.
+    pub fn learn(&mut self, schema: &str) -> Result<(), String> {
+        let schema = Schema::parse_str(schema).map_err(|error| error.to_string())?;
+        let compiled = schema::compile(&schema)?;
+        self.writers.insert(fingerprint(&schema), compiled);
+        Ok(())
+    }
+
+    /// Reads a record of the telemetry topic.
+    pub fn telemetry(&mut self, payload: &[u8]) -> Result<Decoded<'_>, DecodeError> {
+        let (writer, mut cursor) = self.open(payload)?;
+        let decoded = match writer.name.as_str() {
+            "GpuBatch" => {
+                decode::batch(&mut cursor, &writer, self.wanted, &mut self.batch)?;
+                Decoded::Batch(&self.batch)
+            }
+            "XidEvent" => Decoded::Event(decode::event(&mut cursor, &writer)?),
+            "Tick" => Decoded::Tick(decode::tick(&mut cursor, &writer)?),
+            other => return Err(DecodeError::WrongType(other.to_owned())),
+        };
+        end(&cursor)?;
+        Ok(decoded)
+    }
+
+    /// Reads a record of the incidents topic.
+    pub fn incident(&self, payload: &[u8]) -> Result<Incident, DecodeError> {
+        let (writer, mut cursor) = self.open(payload)?;
+        if writer.name != "Incident" {
+            return Err(DecodeError::WrongType(writer.name.clone()));
+        }
+        let incident = decode::incident(&mut cursor, &writer)?;
+        end(&cursor)?;
+        Ok(incident)
+    }
+
+    fn open<'p>(&self, payload: &'p [u8]) -> Result<(Arc<RecordNode>, Cursor<'p>), DecodeError> {
+        if payload.is_empty() {
+            return Err(DecodeError::Empty);
+        }
+        if payload.len() > MAX_RECORD_BYTES {
+            return Err(DecodeError::TooLarge);
+        }
+        let Some((header, body)) = payload.split_first_chunk::<HEADER_BYTES>() else {
+            let foreign = payload.iter().zip(MAGIC).any(|(have, want)| *have != want);
+            return Err(if foreign { DecodeError::Foreign } else { DecodeError::Truncated });
+        };
+        if header[..2] != MAGIC {
+            return Err(DecodeError::Foreign);
+        }
+        let mut print = [0u8; 8];
+        print.copy_from_slice(&header[2..]);
+        let print = u64::from_le_bytes(print);
+        let writer = self.writers.get(&print).ok_or(DecodeError::UnknownSchema(print))?;
+        Ok((writer.clone(), Cursor::new(body)))
+    }
+}
+
+fn end(cursor: &Cursor<'_>) -> Result<(), DecodeError> {
+    if cursor.remaining() == 0 { Ok(()) } else { Err(DecodeError::TrailingBytes) }
+}
+
+#[cfg(test)]
+mod tests;
