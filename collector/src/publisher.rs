@@ -14,7 +14,6 @@ use gpufleet_runtime::progress::Progress;
 use gpufleet_schemas::instant::SECOND;
 use gpufleet_schemas::partition::partition_of;
 use gpufleet_schemas::record::{Telemetry, Tick};
-use gpufleet_schemas::topic;
 use gpufleet_schemas::wire::Encoder;
 
 use crate::source::Source;
@@ -53,6 +52,7 @@ impl Acknowledged {
 pub struct Publisher {
     writer: Writer,
     encoder: Encoder,
+    topic: String,
     partitions: i32,
     /// Names the source of time in ticks.
     clock: String,
@@ -65,11 +65,12 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Publishes to a topic of `partitions` partitions at `brokers`; `clock` names where the time comes from.
-    pub fn open(brokers: &str, partitions: i32, clock: &str) -> Result<Publisher, Failure> {
+    /// Publishes to `topic` of `partitions` partitions at `brokers`; `clock` names where the time comes from.
+    pub fn open(brokers: &str, topic: &str, partitions: i32, clock: &str) -> Result<Publisher, Failure> {
         Ok(Publisher {
             writer: Writer::open(brokers)?,
             encoder: Encoder::default(),
+            topic: topic.to_owned(),
             partitions,
             clock: clock.to_owned(),
             buffer: Vec::new(),
@@ -128,7 +129,7 @@ impl Publisher {
         self.encoder.telemetry(record, &mut self.buffer);
         let (bytes, acknowledged) = (self.buffer.len() as u64, self.acknowledged.clone());
         self.hold_back(partition, bytes);
-        let to = Destination { topic: topic::TELEMETRY, partition };
+        let to = Destination { topic: &self.topic, partition };
         self.writer.send(to, host.as_bytes(), &self.buffer, &[], move |delivery| {
             if delivery.is_ok() {
                 acknowledged.samples.fetch_add(samples, Ordering::SeqCst);
@@ -148,7 +149,7 @@ impl Publisher {
                 let tick = Telemetry::Tick(Tick { tick_at: second * SECOND, writer: self.clock.clone() });
                 self.encoder.telemetry(&tick, &mut self.buffer);
                 self.hold_back(partition, self.buffer.len() as u64);
-                let to = Destination { topic: topic::TELEMETRY, partition };
+                let to = Destination { topic: &self.topic, partition };
                 self.writer.send(to, b"tick", &self.buffer, &[], |_| {})?;
             }
             self.ticked = Some(second);

@@ -12,10 +12,24 @@ pub mod record;
 pub mod table;
 pub mod wire;
 
-/// Names of the topics. The first two carry what hosts publish and what detection decides.
-pub mod topic {
-    pub const TELEMETRY: &str = "gpu.telemetry";
-    pub const INCIDENTS: &str = "incidents";
+/// The topics, as a site names them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topics {
+    /// What hosts publish, and ticks.
+    pub telemetry: String,
+    /// What detection decides.
+    pub incidents: String,
     /// Undecodable records of the telemetry topic, untouched, with where they came from as headers.
-    pub const TELEMETRY_DLQ: &str = "gpu.telemetry.dlq";
+    pub dead_letters: String,
+}
+
+impl Topics {
+    /// The topics behind a prefix, for a cluster that is shared; the empty prefix gives the plain names.
+    pub fn with_prefix(prefix: &str) -> Topics {
+        Topics {
+            telemetry: format!("{prefix}gpu.telemetry"),
+            incidents: format!("{prefix}incidents"),
+            dead_letters: format!("{prefix}gpu.telemetry.dlq"),
+        }
+    }
 }

@@ -134,7 +134,7 @@ impl Gpu {
             self.blocked_until = 0;
         }
         let phase = (at as f64 / SECOND as f64 / STEP_SECONDS).fract();
-        let demand = if phase < 0.87 { 690.0 } else { 430.0 };
+        let demand: f64 = if phase < 0.87 { 690.0 } else { 430.0 };
         let noise = self.rng.random_range(-6.0..6.0);
         let slow = if self.throttled { 0.62 } else { 1.0 };
         self.watts = (demand * slow + noise).min(LIMIT_WATTS);

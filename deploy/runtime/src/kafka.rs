@@ -115,6 +115,11 @@ pub fn connect(brokers: &str, topics: &[&str], patience: Duration) -> Result<(St
     }
 }
 
+/// Identity of a cluster's log: its offsets count from 0 once only.
+pub fn log_id(cluster: &str, topic: &str) -> String {
+    format!("{cluster}/{topic}")
+}
+
 /// Refuses a topic that is missing or has another partition count than the configuration says.
 pub fn require(layout: &[TopicLayout], topic: &str, partitions: i32, brokers: &str) -> Result<(), Failure> {
     match layout.iter().find(|found| found.name == topic) {

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use gpufleet_schemas::topic;
+use gpufleet_schemas::Topics;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::error::RDKafkaErrorCode;
@@ -15,7 +15,7 @@ use crate::kafka;
 /// How a topic must be.
 #[derive(Clone, Debug)]
 pub struct Spec {
-    pub name: &'static str,
+    pub name: String,
     pub partitions: i32,
     pub replication: i32,
     pub settings: Vec<(&'static str, String)>,
@@ -31,7 +31,7 @@ pub const DLQ_PARTITIONS: i32 = 1;
 const DAY_MS: u64 = 86_400_000;
 
 /// Every topic that this version uses.
-pub fn specs(partitions: i32, replication: i32) -> Vec<Spec> {
+pub fn specs(topics: &Topics, partitions: i32, replication: i32) -> Vec<Spec> {
     let in_sync = if replication >= 3 { 2 } else { 1 };
     let common = move |cleanup: &str, retention_ms: u64| {
         vec![
@@ -44,9 +44,9 @@ pub fn specs(partitions: i32, replication: i32) -> Vec<Spec> {
         ]
     };
     vec![
-        Spec { name: topic::TELEMETRY, partitions, replication, settings: common("delete", 2 * DAY_MS) },
+        Spec { name: topics.telemetry.clone(), partitions, replication, settings: common("delete", 2 * DAY_MS) },
         Spec {
-            name: topic::INCIDENTS,
+            name: topics.incidents.clone(),
             partitions: INCIDENT_PARTITIONS,
             replication,
             settings: {
@@ -55,7 +55,7 @@ pub fn specs(partitions: i32, replication: i32) -> Vec<Spec> {
                 settings
             },
         },
-        Spec { name: topic::TELEMETRY_DLQ, partitions: DLQ_PARTITIONS, replication, settings: common("delete", 14 * DAY_MS) },
+        Spec { name: topics.dead_letters.clone(), partitions: DLQ_PARTITIONS, replication, settings: common("delete", 14 * DAY_MS) },
     ]
 }
 
@@ -70,7 +70,7 @@ pub struct Outcome {
 
 /// Creates the topics that are missing and verifies the rest.
 pub async fn apply(brokers: &str, specs: &[Spec], patience: Duration) -> Result<Outcome, Failure> {
-    let names: Vec<&str> = specs.iter().map(|spec| spec.name).collect();
+    let names: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
     let (_, before) = kafka::connect(brokers, &names, patience)?;
     let admin: AdminClient<DefaultClientContext> = kafka::admin_config(brokers)
         .create()
@@ -78,14 +78,14 @@ pub async fn apply(brokers: &str, specs: &[Spec], patience: Duration) -> Result<
     let options = AdminOptions::new().operation_timeout(Some(Duration::from_secs(30)));
     let mut outcome = Outcome::default();
     for spec in specs.iter().filter(|spec| before.iter().all(|found| found.name != spec.name)) {
-        let mut new = NewTopic::new(spec.name, spec.partitions, TopicReplication::Fixed(spec.replication));
+        let mut new = NewTopic::new(&spec.name, spec.partitions, TopicReplication::Fixed(spec.replication));
         for (key, value) in &spec.settings {
             new = new.set(key, value);
         }
         let results = admin.create_topics([&new], &options).await.map_err(|error| kafka::unreachable(brokers, &error))?;
         match results.into_iter().next() {
             Some(Err((_, RDKafkaErrorCode::TopicAlreadyExists))) | Some(Ok(_)) | None => {
-                outcome.created.push(spec.name.to_owned());
+                outcome.created.push(spec.name.clone());
             }
             Some(Err((name, code))) => {
                 return Err(Failure::external(format!("the broker at {brokers} does not create the topic {name}: {code}")));
@@ -127,7 +127,7 @@ async fn verify(
         differs.push(format!("{}: {} partitions, wanted {}", spec.name, found.partitions, spec.partitions));
     }
     let described = admin
-        .describe_configs([&ResourceSpecifier::Topic(spec.name)], options)
+        .describe_configs([&ResourceSpecifier::Topic(&spec.name)], options)
         .await
         .map_err(|error| kafka::unreachable(brokers, &error))?;
     let resource = described
@@ -142,7 +142,7 @@ async fn verify(
         }
     }
     if differs.is_empty() {
-        outcome.verified.push(spec.name.to_owned());
+        outcome.verified.push(spec.name.clone());
     }
     outcome.differs.extend(differs);
     Ok(())

@@ -13,7 +13,7 @@ use gpufleet_runtime::kafka::{Message, Reader, Start};
 use gpufleet_runtime::lake::Lake;
 use gpufleet_runtime::progress::Progress;
 use gpufleet_schemas::table::Table;
-use gpufleet_schemas::topic;
+use gpufleet_schemas::Topics;
 use gpufleet_schemas::wire::{DecodeError, Decoded, Decoder};
 
 use super::commit::{Partition, TableCommits};
@@ -26,6 +26,7 @@ use crate::detect::consumer::check_topics;
 #[derive(Clone, Debug)]
 pub struct Options {
     pub brokers: String,
+    pub topics: Topics,
     /// Partition count of the telemetry topic.
     pub partitions: i32,
     /// Identity of the log; the cluster's id when none is given.
@@ -57,7 +58,7 @@ pub struct Report {
 /// `telemetry` and `incidents` tell how far each topic was read.
 pub fn run(options: &Options, telemetry: &Progress, incidents: &Progress) -> Result<Report, Failure> {
     let (log_id, incident_partitions) =
-        check_topics(&options.brokers, options.partitions, options.log_id.as_deref(), options.patience)?;
+        check_topics(&options.brokers, &options.topics, options.partitions, options.log_id.as_deref(), options.patience)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -71,7 +72,7 @@ pub fn run(options: &Options, telemetry: &Progress, incidents: &Progress) -> Res
             Some(message) => {
                 quiet_since = Instant::now();
                 archive.take(&message)?;
-                let progress = if message.topic == topic::TELEMETRY { telemetry } else { incidents };
+                let progress = if message.topic == options.topics.telemetry { telemetry } else { incidents };
                 progress.consumed(message.partition, message.offset, message.payload.len());
             }
             None if stopping || options.stop_when_idle.is_some_and(|idle| quiet_since.elapsed() >= idle) => break,
@@ -88,6 +89,7 @@ pub fn run(options: &Options, telemetry: &Progress, incidents: &Progress) -> Res
 
 struct Archive {
     log_id: String,
+    topics: Topics,
     tables: BTreeMap<Table, TableCommits>,
     decoder: Decoder,
     seen: Seen,
@@ -105,8 +107,8 @@ impl Archive {
     async fn open(options: &Options, log_id: String, incident_partitions: i32) -> Result<Archive, Failure> {
         let lake = Lake::create(&options.lake).await?;
         let of = |topic: &str, count: i32| (0..count).map(|partition| (topic.to_owned(), partition)).collect::<Vec<_>>();
-        let telemetry = of(topic::TELEMETRY, options.partitions);
-        let incidents = of(topic::INCIDENTS, incident_partitions);
+        let telemetry = of(&options.topics.telemetry, options.partitions);
+        let incidents = of(&options.topics.incidents, incident_partitions);
         let mut tables = BTreeMap::new();
         for table in Table::ALL {
             let partitions = match table {
@@ -124,10 +126,11 @@ impl Archive {
         let seen = Seen::load(&lake, &log_id, &next).await?;
         Ok(Archive {
             log_id,
+            topics: options.topics.clone(),
             tables,
             decoder: Decoder::default(),
             seen,
-            dead_letters: DeadLetters::open(&options.brokers)?,
+            dead_letters: DeadLetters::open(&options.brokers, &options.topics.dead_letters)?,
             samples: SampleRows::default(),
             events: EventRows::default(),
             incidents: IncidentRows::default(),
@@ -169,7 +172,7 @@ impl Archive {
             offset: message.offset,
             ingested_at: message.stamped_at,
         };
-        let outcome = if message.topic == topic::INCIDENTS {
+        let outcome = if message.topic == self.topics.incidents {
             self.take_incident(place, &message.payload, wanted)
         } else {
             self.take_telemetry(place, &message.payload, wanted)

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use gpufleet_runtime::exit::Failure;
 use gpufleet_runtime::kafka::{Destination, Message, Writer};
-use gpufleet_schemas::topic;
 use gpufleet_schemas::wire::DecodeError;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -12,12 +11,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Writes dead letters.
 pub struct DeadLetters {
     writer: Writer,
+    topic: String,
     pub written: u64,
 }
 
 impl DeadLetters {
-    pub fn open(brokers: &str) -> Result<DeadLetters, Failure> {
-        Ok(DeadLetters { writer: Writer::open(brokers)?, written: 0 })
+    pub fn open(brokers: &str, topic: &str) -> Result<DeadLetters, Failure> {
+        Ok(DeadLetters { writer: Writer::open(brokers)?, topic: topic.to_owned(), written: 0 })
     }
 
     pub fn write(&mut self, message: &Message, error: &DecodeError) -> Result<(), Failure> {
@@ -30,7 +30,7 @@ impl DeadLetters {
             ("error", text.as_str()),
             ("version", env!("CARGO_PKG_VERSION")),
         ];
-        let to = Destination { topic: topic::TELEMETRY_DLQ, partition: 0 };
+        let to = Destination { topic: &self.topic, partition: 0 };
         self.writer.send(to, &message.key, &message.payload, &headers, |_| {})?;
         self.written += 1;
         Ok(())

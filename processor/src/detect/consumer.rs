@@ -8,7 +8,7 @@ use gpufleet_runtime::exit::Failure;
 use gpufleet_runtime::kafka::{self, Reader, Start};
 use gpufleet_runtime::progress::Progress;
 use gpufleet_schemas::record::Incident;
-use gpufleet_schemas::topic;
+use gpufleet_schemas::Topics;
 
 use super::sink::Sink;
 use super::task::Counts;
@@ -19,6 +19,7 @@ use crate::engine::book::TaskId;
 #[derive(Clone, Debug)]
 pub struct Options {
     pub brokers: String,
+    pub topics: Topics,
     /// Partition count of the telemetry topic.
     pub partitions: i32,
     /// Identity of the log; the cluster's id when none is given.
@@ -39,28 +40,34 @@ pub struct Report {
 }
 
 /// Checks the topics and gives the log's id and the partition count of `incidents`.
-pub fn check_topics(brokers: &str, partitions: i32, log_id: Option<&str>, patience: Duration) -> Result<(String, i32), Failure> {
-    let (cluster, layout) = kafka::connect(brokers, &[topic::TELEMETRY, topic::INCIDENTS], patience)?;
-    kafka::require(&layout, topic::TELEMETRY, partitions, brokers)?;
-    let incidents = layout.iter().find(|found| found.name == topic::INCIDENTS);
+pub fn check_topics(
+    brokers: &str,
+    topics: &Topics,
+    partitions: i32,
+    log_id: Option<&str>,
+    patience: Duration,
+) -> Result<(String, i32), Failure> {
+    let (cluster, layout) = kafka::connect(brokers, &[&topics.telemetry, &topics.incidents], patience)?;
+    kafka::require(&layout, &topics.telemetry, partitions, brokers)?;
+    let incidents = layout.iter().find(|found| found.name == topics.incidents);
     let incident_partitions = incidents.map_or(gpufleet_runtime::topics::INCIDENT_PARTITIONS, |found| found.partitions);
-    kafka::require(&layout, topic::INCIDENTS, incident_partitions, brokers)?;
-    Ok((log_id.map_or(cluster, str::to_owned), incident_partitions))
+    kafka::require(&layout, &topics.incidents, incident_partitions, brokers)?;
+    Ok((log_id.map_or_else(|| kafka::log_id(&cluster, &topics.telemetry), str::to_owned), incident_partitions))
 }
 
 /// Runs until it is asked to stop, the broker fails for good, or the log has been idle for long enough.
 pub fn run(options: &Options, progress: &Progress, mut observe: impl FnMut(&Incident)) -> Result<Report, Failure> {
     let (log_id, incident_partitions) =
-        check_topics(&options.brokers, options.partitions, options.log_id.as_deref(), options.patience)?;
-    let mut sink = Sink::open(&options.brokers, incident_partitions)?;
+        check_topics(&options.brokers, &options.topics, options.partitions, options.log_id.as_deref(), options.patience)?;
+    let mut sink = Sink::open(&options.brokers, &options.topics.incidents, incident_partitions)?;
     let mut tasks: Vec<Task> = (0..options.partitions)
         .map(|partition| {
-            let id = TaskId { log_id: log_id.clone(), topic: topic::TELEMETRY.to_owned(), partition };
+            let id = TaskId { log_id: log_id.clone(), topic: options.topics.telemetry.clone(), partition };
             Task::new(id, &options.config)
         })
         .collect();
     let starts: Vec<Start> = (0..options.partitions)
-        .map(|partition| Start { topic: topic::TELEMETRY.to_owned(), partition, offset: 0 })
+        .map(|partition| Start { topic: options.topics.telemetry.clone(), partition, offset: 0 })
         .collect();
     let reader = Reader::open(&options.brokers, &starts)?;
     let mut expected = vec![0i64; tasks.len()];

@@ -11,7 +11,6 @@ use gpufleet_runtime::failpoint;
 use gpufleet_runtime::kafka::{Destination, Reader, Start, Writer, offsets};
 use gpufleet_schemas::partition::partition_of;
 use gpufleet_schemas::record::Incident;
-use gpufleet_schemas::topic;
 use gpufleet_schemas::wire::{Decoder, Encoder};
 
 /// Longest that a closing task waits for the broker.
@@ -20,6 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Sends incidents that are not out yet.
 pub struct Sink {
     writer: Writer,
+    topic: String,
     encoder: Encoder,
     partitions: i32,
     /// Output numbers of each task that the topic holds.
@@ -31,10 +31,11 @@ pub struct Sink {
 
 impl Sink {
     /// Opens the topic and learns what is out already.
-    pub fn open(brokers: &str, partitions: i32) -> Result<Sink, Failure> {
-        let out = already_out(brokers, partitions)?;
+    pub fn open(brokers: &str, topic: &str, partitions: i32) -> Result<Sink, Failure> {
+        let out = already_out(brokers, topic, partitions)?;
         Ok(Sink {
             writer: Writer::open(brokers)?,
+            topic: topic.to_owned(),
             encoder: Encoder::default(),
             partitions,
             out,
@@ -50,7 +51,7 @@ impl Sink {
             return Ok(());
         }
         self.encoder.incident(incident, &mut self.buffer);
-        let to = Destination { topic: topic::INCIDENTS, partition: partition_of(&incident.id, self.partitions) };
+        let to = Destination { topic: &self.topic, partition: partition_of(&incident.id, self.partitions) };
         self.writer.send(to, incident.id.as_bytes(), &self.buffer, &[], |delivery| {
             if let Err(error) = delivery {
                 tracing::error!(error, "an incident was refused by the broker");
@@ -68,10 +69,10 @@ impl Sink {
     }
 }
 
-fn already_out(brokers: &str, partitions: i32) -> Result<BTreeMap<String, BTreeSet<i64>>, Failure> {
+fn already_out(brokers: &str, topic: &str, partitions: i32) -> Result<BTreeMap<String, BTreeSet<i64>>, Failure> {
     let mut out: BTreeMap<String, BTreeSet<i64>> = BTreeMap::new();
     let decoder = Decoder::default();
-    for message in read_all(brokers, topic::INCIDENTS, partitions)? {
+    for message in read_all(brokers, topic, partitions)? {
         // What is no incident was not written by a task.
         if let Ok(incident) = decoder.incident(&message.payload) {
             out.entry(incident.task).or_default().insert(incident.emit_seq);
