@@ -7,11 +7,9 @@
 //! duplicates are merged (that is a detector's work); nothing but the driver's own record opens an event, so a program
 //! that quotes an Xid in its log does not. Fields of a `journalctl -o export` entry but `MESSAGE` are not used.
 
-pub mod catalogue;
 mod journal;
 mod lines;
 mod message;
-pub mod nvlink5;
 mod reader;
 mod scan;
 mod stamp;
@@ -20,7 +18,8 @@ mod tests;
 mod timeline;
 mod transport;
 
-use serde::{Deserialize, Serialize};
+use gpufleet_schemas::record::EventKind;
+use serde::Serialize;
 
 pub use message::{parse_message, pci_address};
 pub use reader::{MAX_LINE_BYTES, looks_like_kernel_log, read};
@@ -28,30 +27,18 @@ pub use stamp::Stamp;
 pub use timeline::{Clock, Moment, Timeline};
 pub use transport::{Record, Transport, strip};
 
-/// What the driver reported.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// An error of a GPU.
-    Xid,
-    /// An error of an `NVSwitch`.
-    Sxid,
-    /// The plain text beside Xid 79, and the only text when a GPU is lost while the driver starts.
-    FellOff,
-}
-
 /// The MIG slice that an Xid names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Mig {
     pub gpu_instance: i32,
     pub compute_instance: Option<i32>,
 }
 
 /// One report of the driver. What the driver calls `<unknown>` is `None`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Event {
-    pub kind: Kind,
-    /// `None` only for [`Kind::FellOff`].
+    pub kind: EventKind,
+    /// `None` only for [`EventKind::FellOff`].
     pub code: Option<i32>,
     /// `dddddddd:bb:dd`, lower case, without function.
     pub pci: Option<String>,
@@ -64,7 +51,7 @@ pub struct Event {
 }
 
 /// An event of a recorded log, placed in time.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Decoded {
     pub event: Event,
     /// Microseconds since 1970, UTC.
@@ -82,7 +69,7 @@ pub struct Decoded {
 }
 
 /// What [`read`] saw.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Summary {
     pub lines: u64,
     pub events: u64,

@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use gpufleet_collector::cli::RecordingArgs;
+use gpufleet_collector::kernel_log;
 use gpufleet_collector::publisher::{Pace, Publisher};
 use gpufleet_collector::source::live::Live;
 use gpufleet_collector::source::recording::Recording;
-use gpufleet_collector::{kernel_log, source};
 use gpufleet_runtime::exit::{Failure, finish, print};
 use gpufleet_runtime::kafka;
 use gpufleet_runtime::logging::{self, LogFormat};
+use gpufleet_runtime::progress::Progress;
 use gpufleet_runtime::topics::DEFAULT_PARTITIONS;
 use gpufleet_schemas::Topics;
 use gpufleet_schemas::catalogue::advice;
@@ -87,7 +88,7 @@ struct BrokerArgs {
 }
 
 impl BrokerArgs {
-    fn publisher(&self, clock: &str) -> Result<Publisher, Failure> {
+    fn publisher(&self, clock: Option<&str>) -> Result<Publisher, Failure> {
         let topics = Topics::with_prefix(&self.topic_prefix);
         let (_, layout) = kafka::connect(&self.brokers, &[&topics.telemetry], self.patience)?;
         kafka::require(&layout, &topics.telemetry, self.partitions, &self.brokers)?;
@@ -117,21 +118,20 @@ fn main() -> ExitCode {
     finish("gpufleet-collector", result)
 }
 
-fn failure(error: source::SourceError) -> Failure {
-    Failure::external(error.to_string())
-}
-
 fn run(broker: &BrokerArgs, config: Option<&Path>, kmsg: &Path) -> Result<(), Failure> {
     let config: HostConfig = config.map_or(Ok(HostConfig::default()), gpufleet_runtime::config::load)?;
-    let labels = Labels { site: config.site, row: config.row, rack: config.rack, feeds: config.feeds, driver_version: None };
-    let mut live = Live::open(labels, config.host, kmsg).map_err(failure)?;
-    let mut publisher = broker.publisher("collector")?;
-    publisher.run(&mut live, &Pace::Unbound, &mut |_| true)
+    let labels =
+        Labels { site: config.site, row: config.row, rack: config.rack, feeds: config.feeds, driver_version: None };
+    let mut live = Live::open(labels, config.host, kmsg).map_err(Failure::from)?;
+    let mut publisher = broker.publisher(None)?;
+    let stop = Progress::new(0);
+    stop.stop_on_signal()?;
+    publisher.run(&mut live, &Pace::Unbound, &mut |_| !stop.stopping())
 }
 
 fn publish(files: &[PathBuf], broker: &BrokerArgs, recording: &RecordingArgs, again: bool) -> Result<(), Failure> {
-    let mut recording = Recording::open(files, &recording.options(again)?).map_err(failure)?;
-    let mut publisher = broker.publisher("recording")?;
+    let mut recording = Recording::open(files, &recording.options(again)?).map_err(Failure::from)?;
+    let mut publisher = broker.publisher(Some("recording"))?;
     let acknowledged = publisher.acknowledged();
     publisher.run(&mut recording, &Pace::Unbound, &mut |_| true)?;
     let mut text = format!("{} samples and {} events acknowledged\n", acknowledged.samples(), acknowledged.events());
@@ -151,7 +151,6 @@ fn decode(file: &Path) -> Result<(), Failure> {
     let mut problem = None;
     kernel_log::read(input, &kernel_log::Clock::default(), |decoded| {
         let event = &decoded.event;
-        let kind = source::kernel_log_file::event_kind(event.kind);
         let object = json!({
             "kind": event.kind,
             "code": event.code,
@@ -160,7 +159,7 @@ fn decode(file: &Path) -> Result<(), Failure> {
             "process": event.process,
             "mig": event.mig,
             "message": event.message,
-            "action": advice(kind, event.code, &event.message).ladder,
+            "action": advice(event.kind, event.code, &event.message).ladder,
         });
         if problem.is_none() {
             problem = print(&format!("{object}\n")).err();

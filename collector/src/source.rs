@@ -5,12 +5,15 @@
 //! publishes nothing.
 
 pub mod kernel_log_file;
+pub mod live;
 pub mod nvidia_smi;
+pub mod nvml;
 pub mod recording;
 
 use std::fmt::Display;
 use std::path::PathBuf;
 
+use gpufleet_runtime::exit::{Failure, Fault};
 use gpufleet_schemas::record::{Lost, LostReason, Telemetry};
 
 /// Where records come from, in the order of their time.
@@ -25,8 +28,8 @@ pub enum SourceError {
     #[error("cannot read {name}: {message}; check that it is a file and that you may read it")]
     Unreadable { name: String, message: String },
     #[error(
-        "{name} has no header line (`noheader`), so its columns have no names; put the line that names them at its top, \
-         as `nvidia-smi --format=csv` prints it, such as `timestamp, index, power.draw [W]`"
+        "{name} has no header line (`noheader`), so its columns have no names; put the line that names them at its \
+         top, as `nvidia-smi --format=csv` prints it, such as `timestamp, index, power.draw [W]`"
     )]
     NoHeader { name: String },
     #[error(
@@ -35,19 +38,14 @@ pub enum SourceError {
          header if it lacks one, or leave it out"
     )]
     UnknownContent { name: String },
-    #[error("{} and {} have the same content and host {host}; give one of them, or import them with different hosts", first.display(), second.display())]
+    #[error(
+        "{} and {} have the same content and host {host}; give one of them, or import them with different hosts",
+        first.display(),
+        second.display()
+    )]
     SameContent { first: PathBuf, second: PathBuf, host: String },
     #[error("cannot use NVML: {0}")]
     NoNvml(String),
-}
-
-/// Who can put an error right.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// Whoever named the files.
-    Operator,
-    /// A disk, a driver, a device.
-    External,
 }
 
 impl SourceError {
@@ -59,10 +57,16 @@ impl SourceError {
     pub fn fault(&self) -> Fault {
         match self {
             SourceError::NoHeader { .. } | SourceError::UnknownContent { .. } | SourceError::SameContent { .. } => {
-                Fault::Operator
+                Fault::Config
             }
             SourceError::Unreadable { .. } | SourceError::NoNvml(_) => Fault::External,
         }
+    }
+}
+
+impl From<SourceError> for Failure {
+    fn from(error: SourceError) -> Failure {
+        Failure::new(error.fault(), error.to_string())
     }
 }
 

@@ -16,7 +16,12 @@ use gpufleet_schemas::Topics;
 use gpufleet_schemas::instant;
 
 #[derive(Parser)]
-#[command(name = "gpufleet-processor", version, about = "Turns telemetry into incidents and into the lake", max_term_width = 100)]
+#[command(
+    name = "gpufleet-processor",
+    version,
+    about = "Turns telemetry into incidents and into the lake",
+    max_term_width = 100
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -81,27 +86,11 @@ fn main() -> ExitCode {
     finish("gpufleet-processor", result)
 }
 
-/// Asks the role to finish on SIGINT and SIGTERM.
-fn stop_on_signal(progress: Progress) -> Result<(), Failure> {
-    let failed = |error: std::io::Error| Failure::external(format!("cannot listen for signals: {error}"));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
-    std::thread::spawn(move || {
-        runtime.block_on(async {
-            use tokio::signal::unix::{SignalKind, signal};
-            if let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
-                tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
-                progress.stop();
-            }
-        });
-    });
-    Ok(())
-}
-
 fn detect(broker: BrokerArgs, detectors: Option<&std::path::Path>, disable: &[String]) -> Result<(), Failure> {
     let mut config = DetectorsConfig::load(detectors)?;
     disable.iter().try_for_each(|kind| config.disable(kind))?;
     let progress = Progress::new(broker.partitions);
-    stop_on_signal(progress.clone())?;
+    progress.stop_on_signal()?;
     let options = detect::consumer::Options {
         topics: Topics::with_prefix(&broker.topic_prefix),
         brokers: broker.brokers,
@@ -138,7 +127,7 @@ fn detect(broker: BrokerArgs, detectors: Option<&std::path::Path>, disable: &[St
 
 fn archive(broker: BrokerArgs, lake: PathBuf, flush_rows: usize, flush_every: Duration) -> Result<(), Failure> {
     let telemetry = Progress::new(broker.partitions);
-    stop_on_signal(telemetry.clone())?;
+    telemetry.stop_on_signal()?;
     let options = archive::consumer::Options {
         topics: Topics::with_prefix(&broker.topic_prefix),
         brokers: broker.brokers,

@@ -22,9 +22,10 @@ impl From<DataFusionError> for QueryError {
         let text = text.lines().next().unwrap_or_default().trim().to_owned();
         match error.find_root() {
             DataFusionError::ResourcesExhausted(_) => QueryError::TooLarge,
-            DataFusionError::Plan(_) | DataFusionError::SQL(..) | DataFusionError::SchemaError(..) | DataFusionError::NotImplemented(_) => {
-                QueryError::Refused(plain(&text))
-            }
+            DataFusionError::Plan(_)
+            | DataFusionError::SQL(..)
+            | DataFusionError::SchemaError(..)
+            | DataFusionError::NotImplemented(_) => QueryError::Refused(plain(&text)),
             _ => QueryError::Failed(plain(&text)),
         }
     }

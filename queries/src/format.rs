@@ -19,7 +19,9 @@ pub fn render(batches: &[RecordBatch], format: Format) -> Result<String, ArrowEr
     match format {
         Format::Table => pretty_format_batches(batches).map(|table| format!("{table}\n")),
         Format::Json => {
-            let mut writer = arrow::json::WriterBuilder::new().with_explicit_nulls(true).build::<_, arrow::json::writer::LineDelimited>(Vec::new());
+            let mut writer = arrow::json::WriterBuilder::new()
+                .with_explicit_nulls(true)
+                .build::<_, arrow::json::writer::LineDelimited>(Vec::new());
             for batch in batches {
                 writer.write(batch)?;
             }

@@ -21,8 +21,8 @@ use datafusion::physical_plan::ExecutionPlan;
 use gpufleet_runtime::exit::Failure;
 use gpufleet_runtime::lake::{Lake, active_files};
 use gpufleet_schemas::table::{PARTITION_COLUMN, Table};
-use object_store::path::Path;
 use object_store::ObjectMeta;
+use object_store::path::Path;
 
 /// A snapshot of one table.
 #[derive(Debug)]
@@ -53,8 +53,12 @@ impl LakeTable {
             files.push(PartitionedFile::from(meta).with_partition_values(vec![date]));
         }
         let full = table.schema();
-        let in_file: Vec<Field> =
-            full.fields().iter().filter(|field| field.name() != PARTITION_COLUMN).map(|field| field.as_ref().clone()).collect();
+        let in_file: Vec<Field> = full
+            .fields()
+            .iter()
+            .filter(|field| field.name() != PARTITION_COLUMN)
+            .map(|field| field.as_ref().clone())
+            .collect();
         let partition = full.field_with_name(PARTITION_COLUMN).map_err(|error| Failure::bug(error.to_string()))?;
         let schema = TableSchema::builder(Arc::new(Schema::new(in_file)))
             .with_table_partition_cols(vec![Arc::new(partition.clone())])

@@ -51,7 +51,9 @@ impl Question {
     /// The values to run with: those given, else the defaults. Says what is missing or unknown.
     pub fn bind(&self, given: &[(String, String)]) -> Result<Vec<(String, String)>, String> {
         let parameters = self.parameters();
-        if let Some((name, _)) = given.iter().find(|(name, _)| parameters.iter().all(|parameter| parameter.name != *name)) {
+        if let Some((name, _)) =
+            given.iter().find(|(name, _)| parameters.iter().all(|parameter| parameter.name != *name))
+        {
             let known: Vec<_> = parameters.iter().map(|parameter| parameter.name.as_str()).collect();
             return Err(format!("{} takes no parameter {name}; it takes {}", self.name, known.join(", ")));
         }
@@ -74,7 +76,8 @@ mod tests {
     fn every_question_says_what_it_answers_and_names_the_parameters_that_its_text_uses() {
         for question in QUESTIONS {
             assert!(question.sql.starts_with("-- ") && question.title().ends_with(['.', '?']), "{}", question.name);
-            let body: String = question.sql.lines().filter(|line| !line.starts_with("--")).collect::<Vec<_>>().join("\n");
+            let body: String =
+                question.sql.lines().filter(|line| !line.starts_with("--")).collect::<Vec<_>>().join("\n");
             for parameter in question.parameters() {
                 assert!(body.contains(&format!("${}", parameter.name)), "{} {}", question.name, parameter.name);
             }

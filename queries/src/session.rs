@@ -68,9 +68,11 @@ impl Session {
             .with_memory_pool(Arc::new(FairSpillPool::new(limits.memory_bytes)))
             .build_arc()
             .map_err(|error| Failure::bug(format!("cannot start the query engine: {error}")))?;
-        let state = SessionStateBuilder::new().with_config(config).with_runtime_env(runtime).with_default_features().build();
+        let state =
+            SessionStateBuilder::new().with_config(config).with_runtime_env(runtime).with_default_features().build();
         let context = SessionContext::new_with_state(state);
-        let failed = |error: datafusion::error::DataFusionError| Failure::bug(format!("cannot register a table: {error}"));
+        let failed =
+            |error: datafusion::error::DataFusionError| Failure::bug(format!("cannot register a table: {error}"));
         for table in Table::ALL {
             let provider = Arc::new(LakeTable::open(&lake, table).await?);
             context.register_table(table.name(), provider).map_err(failed)?;
@@ -83,7 +85,9 @@ impl Session {
     /// Runs one read-only statement. `$name` in it takes the value of the parameter of that name.
     pub async fn run(&self, sql: &str, parameters: &[(String, String)]) -> Result<Answer, QueryError> {
         let answer = self.collect(sql, parameters);
-        tokio::time::timeout(self.limits.time, answer).await.map_err(|_| QueryError::TooSlow(self.limits.time.as_secs()))?
+        tokio::time::timeout(self.limits.time, answer)
+            .await
+            .map_err(|_| QueryError::TooSlow(self.limits.time.as_secs()))?
     }
 
     async fn collect(&self, sql: &str, parameters: &[(String, String)]) -> Result<Answer, QueryError> {

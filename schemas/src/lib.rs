@@ -19,7 +19,7 @@ pub struct Topics {
     pub telemetry: String,
     /// What detection decides.
     pub incidents: String,
-    /// Undecodable records of the telemetry topic, untouched, with where they came from as headers.
+    /// Undecodable records of the other two, untouched, with where they came from as headers.
     pub dead_letters: String,
 }
 

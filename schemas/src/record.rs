@@ -15,7 +15,7 @@ pub struct Origin {
     pub boot_id: String,
     /// One counter per (host, boot) over all record types; a repeat is a duplicate.
     pub seq: i64,
-    /// Counts what zeroes the volatile counters: driver loads and GPU resets since the agent first saw the host.
+    /// Counts what zeroes the host's volatile counters, such as driver loads, since the boot.
     pub reset_epoch: i32,
     pub collector_version: String,
     /// Event time; of a batch, the base that its ticks count from.
@@ -133,6 +133,11 @@ pub struct Labels {
 }
 
 impl Origin {
+    /// The record comes from a file, and `boot_id` names its content.
+    pub fn recorded(&self) -> bool {
+        self.boot_id.starts_with("file:")
+    }
+
     /// Back to the defaults, keeping what was allocated.
     pub(crate) fn clear(&mut self) {
         self.host.clear();
@@ -171,11 +176,8 @@ impl Series {
         if values.iter().all(Option::is_none) {
             return Series::default();
         }
-        let present = if values.iter().all(Option::is_some) {
-            Vec::new()
-        } else {
-            values.iter().map(Option::is_some).collect()
-        };
+        let present =
+            if values.iter().all(Option::is_some) { Vec::new() } else { values.iter().map(Option::is_some).collect() };
         Series { values: values.iter().map(|value| value.unwrap_or(0)).collect(), present }
     }
 
@@ -277,10 +279,7 @@ impl GpuBatch {
 
     /// How many samples, that is rows of `gpu_samples`, the batch holds.
     pub fn sample_count(&self) -> usize {
-        self.gpus
-            .iter()
-            .map(|block| self.tiers(block).iter().filter(|bits| **bits != 0).count())
-            .sum()
+        self.gpus.iter().map(|block| self.tiers(block).iter().filter(|bits| **bits != 0).count()).sum()
     }
 }
 

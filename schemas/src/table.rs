@@ -59,9 +59,15 @@ impl Table {
     /// What one row is.
     pub const fn doc(self) -> &'static str {
         match self {
-            Table::GpuSamples => "One row is one sample: one GPU at one tick. The key is (log_id, topic, partition, offset, gpu_uuid, tick).",
-            Table::XidEvents => "One row is one event that a kernel log, or NVML, reported. The key is (log_id, topic, partition, offset).",
-            Table::Incidents => "One row is one revision of an incident; the highest revision of an id is its present. The key is (id, revision).",
+            Table::GpuSamples => {
+                "One row is one sample: one GPU at one tick. The key is (log_id, topic, partition, offset, gpu_uuid, tick)."
+            }
+            Table::XidEvents => {
+                "One row is one event that a kernel log, or NVML, reported. The key is (log_id, topic, partition, offset)."
+            }
+            Table::Incidents => {
+                "One row is one revision of an incident; the highest revision of an id is its present. The key is (id, revision)."
+            }
             Table::Losses => "One row is one thing that did not become a row elsewhere, with its reason and count.",
         }
     }
@@ -77,10 +83,13 @@ impl Table {
         columns
     }
 
-    /// The Arrow schema, comments included as field metadata.
+    /// The Arrow schema.
     pub fn schema(self) -> SchemaRef {
-        let fields: Vec<Field> =
-            self.columns().into_iter().map(|column| Field::new(column.name, column.data_type, column.nullable)).collect();
+        let fields: Vec<Field> = self
+            .columns()
+            .into_iter()
+            .map(|column| Field::new(column.name, column.data_type, column.nullable))
+            .collect();
         Arc::new(Schema::new(fields))
     }
 
@@ -221,7 +230,11 @@ pub fn reference() -> String {
         "# Tables of the lake\n\nGenerated from `schemas/src/table.rs` (`UPDATE=1 cargo test --release -p gpufleet-schemas`). Do not edit.\n",
     );
     for table in Table::ALL {
-        page += &format!("\n## {}\n\n{}\n\n| column | type | null | meaning |\n|---|---|---|---|\n", table.name(), table.doc());
+        page += &format!(
+            "\n## {}\n\n{}\n\n| column | type | null | meaning |\n|---|---|---|---|\n",
+            table.name(),
+            table.doc()
+        );
         for column in table.columns() {
             let data_type = match &column.data_type {
                 DataType::Timestamp(..) => "timestamp (µs, UTC)".to_owned(),
@@ -251,7 +264,11 @@ mod tests {
     fn statistics_are_kept_on_columns_that_exist() {
         for table in Table::ALL {
             let schema = table.schema();
-            assert!(table.statistics_columns().iter().all(|name| schema.column_with_name(name).is_some()), "{}", table.name());
+            assert!(
+                table.statistics_columns().iter().all(|name| schema.column_with_name(name).is_some()),
+                "{}",
+                table.name()
+            );
         }
     }
 }

@@ -90,7 +90,8 @@ impl Default for Encoder {
         let header = |name: &str| {
             let mut header = [0u8; HEADER_BYTES];
             header[..2].copy_from_slice(&MAGIC);
-            let newest = RELEASED.iter().rev().find(|(file, _)| file.split_once('.').is_some_and(|(stem, _)| stem == name));
+            let newest =
+                RELEASED.iter().rev().find(|(file, _)| file.split_once('.').is_some_and(|(stem, _)| stem == name));
             let schema = newest.and_then(|(_, text)| Schema::parse_str(text).ok());
             let schema = schema.expect("a released schema parses; a test holds that");
             header[2..].copy_from_slice(&fingerprint(&schema).to_le_bytes());

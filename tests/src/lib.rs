@@ -1,1 +1,3 @@
-//! stub
+//! What the integration tests stand on.
+
+pub mod kafka;

@@ -12,7 +12,7 @@
 //! Everything is anchored at the start of the text: that is what tells a report from a quotation of one.
 
 use super::scan::{hex, number};
-use super::{Event, Kind, Mig};
+use super::{Event, EventKind, Mig};
 
 /// How the first of the three lines begins that tell of a GPU lost while the driver starts.
 pub(super) const LOST_AT_START: &str = "NVRM: The NVIDIA GPU ";
@@ -63,7 +63,7 @@ fn xid(rest: &str) -> Option<Event> {
     let (code, rest) = code(rest)?;
     let (pid, process, message) = task(rest);
     Some(Event {
-        kind: Kind::Xid,
+        kind: EventKind::Xid,
         code: Some(code),
         pci: place.pci,
         pid,
@@ -78,7 +78,7 @@ fn sxid(rest: &str) -> Option<Event> {
     let (place, rest) = place(rest.strip_prefix(": SXid ")?)?;
     let (code, message) = code(rest)?;
     opens_sxid(message).then(|| Event {
-        kind: Kind::Sxid,
+        kind: EventKind::Sxid,
         code: Some(code),
         pci: place.pci,
         pid: None,
@@ -112,7 +112,7 @@ fn lost_at_start(text: &str) -> Option<Event> {
 }
 
 fn lost(pci: Option<String>, message: String) -> Event {
-    Event { kind: Kind::FellOff, code: None, pci, pid: None, process: None, mig: None, message }
+    Event { kind: EventKind::FellOff, code: None, pci, pid: None, process: None, mig: None, message }
 }
 
 /// As much of a text as a place may take: what is searched stays short, however long the line.

@@ -32,7 +32,7 @@ fn clock() -> Clock {
 #[test]
 fn xid_gives_code_address_process_and_text() {
     let found = event("NVRM: Xid (PCI:0000:5E:00): 31, pid=77, name=a.out, Ch 00000010, intr 0. MMU Fault\n");
-    assert_eq!((found.kind, found.code, found.pci.as_deref()), (Kind::Xid, Some(31), Some("00000000:5e:00")));
+    assert_eq!((found.kind, found.code, found.pci.as_deref()), (EventKind::Xid, Some(31), Some("00000000:5e:00")));
     assert_eq!((found.pid, found.process.as_deref(), found.mig), (Some(77), Some("a.out"), None));
     assert_eq!(found.message, "Ch 00000010, intr 0. MMU Fault");
 }
@@ -118,7 +118,7 @@ fn malformed_and_quoted_reports_are_no_events() {
 #[test]
 fn only_the_first_line_of_a_switch_error_is_an_event() {
     let found = event("nvidia-nvswitch2: SXid (PCI:0001:c4:00.0): 24007, Fatal, Link 09 sourcetrack timeout");
-    assert_eq!((found.kind, found.code, found.pci.as_deref()), (Kind::Sxid, Some(24007), Some("00000001:c4:00")));
+    assert_eq!((found.kind, found.code, found.pci.as_deref()), (EventKind::Sxid, Some(24007), Some("00000001:c4:00")));
     assert_eq!(found.message, "Fatal, Link 09 sourcetrack timeout");
     assert!(parse_message("nvidia-nvswitch0: SXid (PCI:0001:c4:00.0): 26006, SOE HALTED").is_some());
     for rest in ["Severity 1 Engine instance 09", "Data {0x00000001, 0x2}", "Sev", "Dat", "", "SOE HALT data[1] = 0x0"]
@@ -138,7 +138,7 @@ fn fallen_off_is_read_in_its_plain_and_its_three_line_form() {
         "NVRM: The NVIDIA GPU 0000:4b:00.0 (PCI ID: 10de:2330)\n      NVRM: installed in this system has fallen off the bus",
     ] {
         let found = event(text);
-        assert_eq!((found.kind, found.code, found.pci.as_deref()), (Kind::FellOff, None, Some("00000000:4b:00")));
+        assert_eq!((found.kind, found.code, found.pci.as_deref()), (EventKind::FellOff, None, Some("00000000:4b:00")));
         assert!(found.message.contains("fallen off the bus") && !found.message.contains("NVRM"), "{}", found.message);
     }
     assert_eq!(
@@ -149,7 +149,7 @@ fn fallen_off_is_read_in_its_plain_and_its_three_line_form() {
 
 #[test]
 fn kinds_are_written_as_the_schema_names_them() {
-    let names = [Kind::Xid, Kind::Sxid, Kind::FellOff].map(|kind| serde_json::to_string(&kind).unwrap());
+    let names = [EventKind::Xid, EventKind::Sxid, EventKind::FellOff].map(|kind| serde_json::to_string(&kind).unwrap());
     assert_eq!(names, ["\"xid\"", "\"sxid\"", "\"fell_off\""]);
 }
 
@@ -214,7 +214,7 @@ fn kmsg_record_gives_its_sequence_and_loses_its_keys_and_escapes() {
         strip("4,812,12500000,-;NVRM: name=caf\\xc3\\xa9 \\x5cx\\x0a\n SUBSYSTEM=pci\n DEVICE=+pci:0000:5e:00.0");
     assert_eq!((record.text.as_ref(), record.sequence), ("NVRM: name=café \\x\n", Some(812)));
     let lost = "4,9,1,-;NVRM: The NVIDIA GPU 0000:4b:00.0\\x0aNVRM: (PCI ID: 10de:2330) installed in this system has\\x0aNVRM: fallen off the bus and is not responding to commands.";
-    assert_eq!(strip(lost).event().unwrap().kind, Kind::FellOff);
+    assert_eq!(strip(lost).event().unwrap().kind, EventKind::FellOff);
 }
 
 #[test]
@@ -350,7 +350,7 @@ fn three_lines_of_a_lost_gpu_are_one_event() {
         ),
     ] {
         let (found, _) = run(&log, Clock { boot_at_micros: Some(0), ..clock() });
-        assert_eq!((found.len(), found[0].event.kind, found[0].line), (1, Kind::FellOff, 2));
+        assert_eq!((found.len(), found[0].event.kind, found[0].line), (1, EventKind::FellOff, 2));
         assert_eq!((found[0].at_micros, found[0].raw.lines().count()), (10 * SECOND, 3));
         assert_eq!(found[0].event.pci.as_deref(), Some("00000000:4b:00"));
     }

@@ -14,20 +14,30 @@ const MINUTE: i64 = 60 * SECOND;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Airflow is blocked; whether the GPU throttles is up to its physics.
-    BlockedAirflow { at: i64, span: i64 },
+    BlockedAirflow {
+        at: i64,
+        span: i64,
+    },
     /// An uncorrectable memory error, with its Xid 48.
     Uncorrectable,
     /// Corrected errors, one every 45 s.
-    CorrectableBurst { at: i64, errors: u32 },
+    CorrectableBurst {
+        at: i64,
+        errors: u32,
+    },
     /// Xid 79, and the GPU is gone.
     OffTheBus,
     /// An application's Xid.
-    ApplicationXid { code: u32 },
+    ApplicationXid {
+        code: u32,
+    },
     // Look-alikes.
     PowerCap,
     HotButUnthrottled,
     OneCorrectable,
-    PstateChange { at: i64 },
+    PstateChange {
+        at: i64,
+    },
     QuotedXid,
     InformationXid,
     DriverReload,
@@ -44,7 +54,9 @@ impl Fault {
                 "NVRM: Xid (PCI:{pci}): 48, pid=3121, name=python3, DBE (double bit error) ECC Error (bank 0xc, loc 0x2a)"
             ))],
             Fault::OffTheBus => vec![
-                kernel(format!("NVRM: Xid (PCI:{pci}): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")),
+                kernel(format!(
+                    "NVRM: Xid (PCI:{pci}): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+                )),
                 kernel(format!("NVRM: GPU {pci}.0: GPU has fallen off the bus.")),
             ],
             Fault::ApplicationXid { code } => vec![kernel(format!(
@@ -54,7 +66,9 @@ impl Fault {
                 "NVRM: Xid (PCI:{pci}): 63, pid='<unknown>', name=<unknown>, Row Remapper: New row (0x00000000001d8a3c) marked for remapping."
             ))],
             // Facility user (1), level notice: somebody's script echoes an Xid into the kernel log.
-            Fault::QuotedXid => vec![(13, format!("healthcheck: last seen: NVRM: Xid (PCI:{pci}): 79, GPU has fallen off the bus."))],
+            Fault::QuotedXid => {
+                vec![(13, format!("healthcheck: last seen: NVRM: Xid (PCI:{pci}): 79, GPU has fallen off the bus."))]
+            }
             _ => Vec::new(),
         }
     }

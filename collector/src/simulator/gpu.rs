@@ -163,7 +163,11 @@ impl Gpu {
         let mut push = |metric: Metric, value: i64| values[metric.index()].push(value);
         match tier {
             Tier::Fast => {
-                let clock = if self.throttled { THROTTLED_MEGAHERTZ } else { MAX_SM_MEGAHERTZ - if self.capped { 45 } else { 0 } };
+                let clock = if self.throttled {
+                    THROTTLED_MEGAHERTZ
+                } else {
+                    MAX_SM_MEGAHERTZ - if self.capped { 45 } else { 0 }
+                };
                 push(Metric::PowerDraw, (self.watts * 1000.0) as i64);
                 push(Metric::ClockSm, clock);
                 push(Metric::ClockMemory, 2619);

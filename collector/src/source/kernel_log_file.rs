@@ -6,10 +6,10 @@
 
 use std::io::{BufRead, Result};
 
-use gpufleet_schemas::record::{EventKind, Labels, LostReason, Origin, XidEvent};
+use gpufleet_schemas::record::{Labels, LostReason, Origin, XidEvent};
 
 use super::Losses;
-use crate::kernel_log::{self, Clock, Decoded, Kind};
+use crate::kernel_log::{self, Clock, Decoded};
 
 /// What a recorded log holds.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ pub fn kernel_event_to_record(decoded: Decoded, origin: Origin, labels: Labels) 
     XidEvent {
         origin,
         labels,
-        kind: event_kind(event.kind),
+        kind: event.kind,
         code: event.code,
         gpu_uuid: None,
         pci: event.pci,
@@ -60,14 +60,5 @@ pub fn kernel_event_to_record(decoded: Decoded, origin: Origin, labels: Labels) 
         raw,
         kmsg_sequence: sequence.and_then(|sequence| i64::try_from(sequence).ok()),
         time_estimated: estimated,
-    }
-}
-
-/// The record's word for what the driver reported.
-pub fn event_kind(kind: Kind) -> EventKind {
-    match kind {
-        Kind::Xid => EventKind::Xid,
-        Kind::Sxid => EventKind::Sxid,
-        Kind::FellOff => EventKind::FellOff,
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
-use std::io::{BufReader, Read};
+use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -56,7 +56,8 @@ impl Live {
     /// Opens NVML and the kernel log. A kernel log that may not be read is a warning, not an end.
     pub fn open(labels: Labels, host: Option<String>, kmsg: &Path) -> Result<Live, SourceError> {
         let kmsg = match OpenOptions::new().read(true).custom_flags(NONBLOCK).open(kmsg) {
-            Ok(file) => Some(file),
+            // Only what comes from now on: nothing remembers yet how far the last run of the agent has read.
+            Ok(mut file) => file.seek(SeekFrom::End(0)).ok().map(|_| file),
             Err(error) => {
                 tracing::warn!(path = %kmsg.display(), %error, "no kernel log: Xids will not be seen; CAP_SYSLOG is needed");
                 None
@@ -64,7 +65,8 @@ impl Live {
         };
         let devices = Devices::open()?;
         let host = host.or_else(|| first_line("/proc/sys/kernel/hostname")).unwrap_or_else(|| "unnamed".to_owned());
-        let uptime = first_line("/proc/uptime").and_then(|line| line.split(' ').next()?.parse::<f64>().ok()).unwrap_or(0.0);
+        let uptime =
+            first_line("/proc/uptime").and_then(|line| line.split(' ').next()?.parse::<f64>().ok()).unwrap_or(0.0);
         let labels = Labels { driver_version: devices.driver_version(), ..labels };
         Ok(Live {
             devices,
@@ -74,8 +76,8 @@ impl Live {
             host,
             boot_id: first_line("/proc/sys/kernel/random/boot_id").unwrap_or_else(|| "unknown".to_owned()),
             boot_at: now_micros() - (uptime * SECOND as f64) as i64,
-            // A restarted agent goes on above every number that it can have used before in this boot.
-            seq: now_micros(),
+            // Microseconds since the boot: a restarted agent goes on above every number that it has used in this boot.
+            seq: (uptime * SECOND as f64) as i64,
             lost: Vec::new(),
             ticks: 0,
             next_tick: Instant::now(),
@@ -104,10 +106,7 @@ impl Live {
         let mut columns: Vec<[Vec<Option<i64>>; METRIC_COUNT]> =
             (0..count).map(|_| std::array::from_fn(|_| Vec::new())).collect();
         for position in 0..TICKS_PER_FLUSH {
-            if let Some(rest) = self.next_tick.checked_duration_since(Instant::now()) {
-                std::thread::sleep(rest);
-            }
-            self.next_tick = (self.next_tick + FAST_PERIOD).max(Instant::now());
+            self.wait_for_tick();
             // A wall clock that was set back must not make two ticks of one batch go backwards.
             ticks.push(ticks.last().map_or(now_micros(), |before: &i64| now_micros().max(before + 1)));
             for tier in due(self.ticks) {
@@ -134,6 +133,24 @@ impl Live {
             batch.gpus.push(block);
         }
         self.ready.push_back(Telemetry::Batch(batch));
+    }
+
+    /// Sleeps until the next tick is due. Ticks that went by while the publisher waited are lost, and counted.
+    fn wait_for_tick(&mut self) {
+        let now = Instant::now();
+        match self.next_tick.checked_duration_since(now) {
+            Some(rest) => std::thread::sleep(rest),
+            None => {
+                let missed = (now - self.next_tick).as_millis() / FAST_PERIOD.as_millis();
+                if missed > 0 {
+                    let detail = Some("fast ticks that went by while the publisher waited".to_owned());
+                    let count = i64::try_from(missed).unwrap_or(i64::MAX);
+                    self.lost.push(Lost { reason: LostReason::QueueFull, count, detail });
+                    self.next_tick = now;
+                }
+            }
+        }
+        self.next_tick += FAST_PERIOD;
     }
 
     fn read(&mut self, i: usize, tier: Tier, columns: &mut [Vec<Option<i64>>; METRIC_COUNT]) {
@@ -187,7 +204,8 @@ impl Live {
     fn note_gap(&mut self, record: &[u8]) {
         let text = String::from_utf8_lossy(record);
         let Some(sequence) = text.split(',').nth(1).and_then(|field| field.parse::<u64>().ok()) else { return };
-        if let Some(missing) = self.kmsg_next.and_then(|next| sequence.checked_sub(next)).filter(|missing| *missing > 0) {
+        if let Some(missing) = self.kmsg_next.and_then(|next| sequence.checked_sub(next)).filter(|missing| *missing > 0)
+        {
             self.lost.push(Lost {
                 reason: LostReason::KernelLogOverrun,
                 count: i64::try_from(missing).unwrap_or(i64::MAX),

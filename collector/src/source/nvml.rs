@@ -81,7 +81,10 @@ impl Devices {
                 put(Metric::PowerDraw, device.power_usage().map(i64::from));
                 put(Metric::ClockSm, device.clock_info(Clock::SM).map(i64::from));
                 put(Metric::ClockMemory, device.clock_info(Clock::Memory).map(i64::from));
-                put(Metric::ClocksEventReasons, device.current_throttle_reasons().map(|reasons| reasons.bits().cast_signed()));
+                put(
+                    Metric::ClocksEventReasons,
+                    device.current_throttle_reasons().map(|reasons| reasons.bits().cast_signed()),
+                );
             }
             Tier::Slow => {
                 put(Metric::TemperatureGpu, device.temperature(TemperatureSensor::Gpu).map(i64::from));
@@ -136,9 +139,15 @@ fn identify(nvml: &Nvml, index: u32) -> Option<Known> {
 /// What to do about a library that does not load.
 fn advice(error: &NvmlError) -> String {
     let what = match error {
-        NvmlError::LibloadingError(_) => "libnvidia-ml.so.1 is not here: install the NVIDIA driver, or mount it into the container".to_owned(),
-        NvmlError::DriverNotLoaded => "the NVIDIA kernel module is not loaded: see `lsmod | grep nvidia` and the kernel log".to_owned(),
-        NvmlError::LibRmVersionMismatch => "the driver was upgraded under a loaded module: reload it or reboot".to_owned(),
+        NvmlError::LibloadingError(_) => {
+            "libnvidia-ml.so.1 is not here: install the NVIDIA driver, or mount it into the container".to_owned()
+        }
+        NvmlError::DriverNotLoaded => {
+            "the NVIDIA kernel module is not loaded: see `lsmod | grep nvidia` and the kernel log".to_owned()
+        }
+        NvmlError::LibRmVersionMismatch => {
+            "the driver was upgraded under a loaded module: reload it or reboot".to_owned()
+        }
         other => other.to_string(),
     };
     format!("{what}. Recordings need no GPU: gpufleet-collector publish FILE")

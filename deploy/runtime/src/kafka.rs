@@ -102,7 +102,8 @@ pub fn connect(brokers: &str, topics: &[&str], patience: Duration) -> Result<(St
                         partitions: i32::try_from(topic.partitions().len()).unwrap_or(i32::MAX),
                     })
                     .collect();
-                let cluster = consumer.client().fetch_cluster_id(METADATA_TIMEOUT).unwrap_or_default();
+                let cluster = consumer.client().fetch_cluster_id(METADATA_TIMEOUT);
+                let cluster = cluster.ok_or_else(|| unreachable(brokers, &"it does not tell its cluster's id"))?;
                 return Ok((cluster, layout));
             }
             Err(error) if start.elapsed() + pause >= patience => return Err(unreachable(brokers, &error)),
@@ -224,7 +225,10 @@ impl Writer {
         let start = Instant::now();
         while self.in_flight() > 0 {
             if start.elapsed() > patience {
-                return Err(unreachable(&self.brokers, &format!("{} records wait for their acknowledgement", self.in_flight())));
+                return Err(unreachable(
+                    &self.brokers,
+                    &format!("{} records wait for their acknowledgement", self.in_flight()),
+                ));
             }
             // Wakes the sender thread instead of waiting for its linger.
             let _ = self.producer.flush(Duration::from_millis(200));
@@ -334,7 +338,12 @@ impl Reader {
     }
 }
 
-fn watermarks(consumer: &BaseConsumer<Context>, brokers: &str, topic: &str, partition: i32) -> Result<(i64, i64), Failure> {
+fn watermarks(
+    consumer: &BaseConsumer<Context>,
+    brokers: &str,
+    topic: &str,
+    partition: i32,
+) -> Result<(i64, i64), Failure> {
     consumer.fetch_watermarks(topic, partition, METADATA_TIMEOUT).map_err(|error| unreachable(brokers, &error))
 }
 

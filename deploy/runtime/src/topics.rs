@@ -55,7 +55,12 @@ pub fn specs(topics: &Topics, partitions: i32, replication: i32) -> Vec<Spec> {
                 settings
             },
         },
-        Spec { name: topics.dead_letters.clone(), partitions: DLQ_PARTITIONS, replication, settings: common("delete", 14 * DAY_MS) },
+        Spec {
+            name: topics.dead_letters.clone(),
+            partitions: DLQ_PARTITIONS,
+            replication,
+            settings: common("delete", 14 * DAY_MS),
+        },
     ]
 }
 
@@ -82,13 +87,16 @@ pub async fn apply(brokers: &str, specs: &[Spec], patience: Duration) -> Result<
         for (key, value) in &spec.settings {
             new = new.set(key, value);
         }
-        let results = admin.create_topics([&new], &options).await.map_err(|error| kafka::unreachable(brokers, &error))?;
+        let results =
+            admin.create_topics([&new], &options).await.map_err(|error| kafka::unreachable(brokers, &error))?;
         match results.into_iter().next() {
             Some(Err((_, RDKafkaErrorCode::TopicAlreadyExists))) | Some(Ok(_)) | None => {
                 outcome.created.push(spec.name.clone());
             }
             Some(Err((name, code))) => {
-                return Err(Failure::external(format!("the broker at {brokers} does not create the topic {name}: {code}")));
+                return Err(Failure::external(format!(
+                    "the broker at {brokers} does not create the topic {name}: {code}"
+                )));
             }
         }
     }
@@ -130,11 +138,9 @@ async fn verify(
         .describe_configs([&ResourceSpecifier::Topic(&spec.name)], options)
         .await
         .map_err(|error| kafka::unreachable(brokers, &error))?;
-    let resource = described
-        .into_iter()
-        .next()
-        .and_then(Result::ok)
-        .ok_or_else(|| Failure::external(format!("the broker at {brokers} does not describe the topic {}", spec.name)))?;
+    let resource = described.into_iter().next().and_then(Result::ok).ok_or_else(|| {
+        Failure::external(format!("the broker at {brokers} does not describe the topic {}", spec.name))
+    })?;
     for (key, wanted) in &spec.settings {
         let value = resource.get(key).and_then(|entry| entry.value.clone()).unwrap_or_default();
         if value != *wanted {

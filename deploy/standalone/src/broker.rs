@@ -19,8 +19,11 @@ impl EmbeddedBroker {
     pub fn start(topics: &Topics, partitions: i32) -> Result<EmbeddedBroker, Failure> {
         let failed = |error| Failure::external(format!("the embedded broker does not start: {error}"));
         let cluster = MockCluster::new(1).map_err(failed)?;
-        let counts =
-            [(&topics.telemetry, partitions), (&topics.incidents, INCIDENT_PARTITIONS), (&topics.dead_letters, DLQ_PARTITIONS)];
+        let counts = [
+            (&topics.telemetry, partitions),
+            (&topics.incidents, INCIDENT_PARTITIONS),
+            (&topics.dead_letters, DLQ_PARTITIONS),
+        ];
         for (topic, count) in counts {
             cluster.create_topic(topic, count, 1).map_err(failed)?;
         }

@@ -82,7 +82,8 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     let mut view = View::new(START_AT, SPAN, options.quiet)?;
     let outcome = pipeline::run(&mut simulator, &pace, &pipeline, &mut view)?;
     drop(view);
-    let runtime = tokio::runtime::Runtime::new().map_err(|error| Failure::external(format!("cannot start: {error}")))?;
+    let runtime =
+        tokio::runtime::Runtime::new().map_err(|error| Failure::external(format!("cannot start: {error}")))?;
     let (found, rows_in_lake) = runtime.block_on(async {
         let session = Session::open(&options.lake, Limits::default()).await?;
         let found = judge::found(&session, &outcome.log_id).await?;
@@ -107,14 +108,28 @@ impl Report {
         }
         let mut says = Vec::new();
         for label in &self.verdict.missed {
-            says.push(format!("missed {} on {} {} at {}", label.kind, label.host, label.gpu, instant::text(label.onset_at)));
+            says.push(format!(
+                "missed {} on {} {} at {}",
+                label.kind,
+                label.host,
+                label.gpu,
+                instant::text(label.onset_at)
+            ));
         }
         for found in &self.verdict.extra {
             let gpu = found.gpu.as_deref().unwrap_or("-");
-            says.push(format!("not planted: {} on {} {gpu} at {}", found.kind, found.host, instant::text(found.onset_at)));
+            says.push(format!(
+                "not planted: {} on {} {gpu} at {}",
+                found.kind,
+                found.host,
+                instant::text(found.onset_at)
+            ));
         }
         if self.rows_in_lake != self.outcome.samples_acked {
-            says.push(format!("{} samples acknowledged, {} rows in the lake", self.outcome.samples_acked, self.rows_in_lake));
+            says.push(format!(
+                "{} samples acknowledged, {} rows in the lake",
+                self.outcome.samples_acked, self.rows_in_lake
+            ));
         }
         Some(Failure::new(Fault::Unhealthy, format!("the demo did not find what was planted: {}", says.join("; "))))
     }
@@ -148,19 +163,28 @@ impl Report {
     pub fn text(&self) -> Result<String, Failure> {
         let mut text = String::from("\nPlanted against found\n");
         for (kind, (planted, found, right)) in &self.verdict.kinds {
-            text += &format!("  {kind:<18} {planted:>3} planted  {found:>3} found  {right:>3} where and when planted\n");
+            text +=
+                &format!("  {kind:<18} {planted:>3} planted  {found:>3} found  {right:>3} where and when planted\n");
         }
-        text += &format!("  {:<18} {:>3} look-alikes, {} of them taken for a fault\n", "silence", self.decoys.len(), self.verdict.extra.len());
+        text += &format!(
+            "  {:<18} {:>3} look-alikes, {} of them taken for a fault\n",
+            "silence",
+            self.decoys.len(),
+            self.verdict.extra.len()
+        );
         text += &format!(
             "  {:<18} {} samples acknowledged, {} rows in the lake\n",
             "nothing lost", self.outcome.samples_acked, self.rows_in_lake
         );
-        let runtime = tokio::runtime::Runtime::new().map_err(|error| Failure::external(format!("cannot start: {error}")))?;
+        let runtime =
+            tokio::runtime::Runtime::new().map_err(|error| Failure::external(format!("cannot start: {error}")))?;
         text += &runtime.block_on(self.post_mortems())?;
         let lake = self.lake.display();
         text += &format!("\nThe lake is at {lake}. What to type next:\n");
         text += &format!("  gpufleet incidents --lake {lake}\n");
-        text += &format!("  gpufleet sql --lake {lake} \"SELECT host, max(temperature_gpu_celsius) FROM gpu_samples GROUP BY host\"\n");
+        text += &format!(
+            "  gpufleet sql --lake {lake} \"SELECT host, max(temperature_gpu_celsius) FROM gpu_samples GROUP BY host\"\n"
+        );
         text += &format!("  gpufleet sql --lake {lake} --list\n");
         text += "  gpufleet import YOUR-NVIDIA-SMI.csv YOUR-DMESG.txt\n";
         Ok(text)
@@ -176,10 +200,12 @@ impl Report {
             questions.push(("before_incident", parameters));
         }
         for (name, given) in questions {
-            let question = Question::by_name(name).ok_or_else(|| Failure::bug(format!("no question is called {name}")))?;
+            let question =
+                Question::by_name(name).ok_or_else(|| Failure::bug(format!("no question is called {name}")))?;
             let parameters = question.bind(&given).map_err(Failure::bug)?;
             let answer = session.run(question.sql, &parameters).await?;
-            let table = format::render(&answer.batches, Format::Table).map_err(|error| Failure::bug(error.to_string()))?;
+            let table =
+                format::render(&answer.batches, Format::Table).map_err(|error| Failure::bug(error.to_string()))?;
             text += &format!("\n{} (queries/sql/{name}.sql)\n{table}", question.title());
         }
         Ok(text)

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use arrow::array::{Array, AsArray};
+use arrow::array::AsArray;
 use gpufleet_collector::publisher::Pace;
 use gpufleet_collector::source::recording::{FileSummary, Recording, RecordingOptions};
 use gpufleet_processor::detect::DetectorsConfig;
@@ -70,15 +70,19 @@ impl Watcher for Collect {
 
 /// Imports the files that the lake does not have.
 pub fn run(options: &Options) -> Result<Report, Failure> {
-    let runtime = tokio::runtime::Runtime::new().map_err(|error| Failure::external(format!("cannot start: {error}")))?;
+    let runtime =
+        tokio::runtime::Runtime::new().map_err(|error| Failure::external(format!("cannot start: {error}")))?;
     let all = open(&options.files, options)?;
     let known = runtime.block_on(async {
         Lake::create(&options.lake).await?;
         known_boots(&options.lake).await
     })?;
     let lake = options.lake.canonicalize().unwrap_or_else(|_| options.lake.clone());
-    let (skipped, wanted): (Vec<_>, Vec<_>) =
-        all.files().iter().map(|file| (file.path.clone(), known.contains(&file.boot_id))).partition(|(_, known)| *known);
+    let (skipped, wanted): (Vec<_>, Vec<_>) = all
+        .files()
+        .iter()
+        .map(|file| (file.path.clone(), known.contains(&file.boot_id)))
+        .partition(|(_, known)| *known);
     let skipped: Vec<PathBuf> = skipped.into_iter().map(|(path, _)| path).collect();
     let wanted: Vec<PathBuf> = wanted.into_iter().map(|(path, _)| path).collect();
     let mut report = Report {
@@ -103,7 +107,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         detectors: options.detectors.clone(),
         run: uuid::Uuid::new_v4().simple().to_string(),
         flush_rows: 250_000,
-        // One commit for all but the largest files, so that an import is in the lake whole or not at all.
+        // One commit a table for all but the largest files.
         flush_every: Duration::from_secs(600),
         patience: Duration::from_secs(30),
     };
@@ -127,7 +131,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
 }
 
 fn open(files: &[PathBuf], options: &Options) -> Result<Recording, Failure> {
-    Recording::open(files, &options.recording).map_err(|error| Failure::external(error.to_string()))
+    Ok(Recording::open(files, &options.recording)?)
 }
 
 /// Identities of the files that the lake holds.
@@ -179,16 +183,31 @@ impl Report {
     pub fn text(&self) -> String {
         let mut text = String::new();
         for path in &self.skipped {
-            text += &format!("{}: the lake has it already; nothing was added (--again imports it as new)\n", path.display());
+            text += &format!(
+                "{}: the lake has it already; nothing was added (--again imports it as new)\n",
+                path.display()
+            );
         }
         for file in &self.files {
-            text += &format!("{}: {}, host {}: {} samples, {} events\n", file.path.display(), file.kind, file.host, file.rows, file.events);
+            text += &format!(
+                "{}: {}, host {}: {} samples, {} events\n",
+                file.path.display(),
+                file.kind,
+                file.host,
+                file.rows,
+                file.events
+            );
             for lost in &file.losses {
                 let detail = lost.detail.as_deref().map_or(String::new(), |detail| format!(" (first: {detail})"));
                 text += &format!("  left out: {} {}{detail}\n", lost.count, lost.reason.as_str().replace('_', " "));
             }
         }
-        text += &format!("{} samples and {} events are new in the lake {}\n", self.rows_in_lake, self.events_in_lake, self.lake.display());
+        text += &format!(
+            "{} samples and {} events are new in the lake {}\n",
+            self.rows_in_lake,
+            self.events_in_lake,
+            self.lake.display()
+        );
         if self.incidents.is_empty() {
             text += "no incidents\n";
         }

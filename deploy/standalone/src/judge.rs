@@ -66,9 +66,11 @@ pub async fn found(session: &Session, log_id: &str) -> Result<Vec<Found>, QueryE
 pub async fn rows_of(session: &Session, table: &str, log_id: &str) -> Result<u64, Failure> {
     let sql = format!("SELECT count(*) FROM {table} WHERE log_id = $log");
     let answer = session.run(&sql, &[("log".to_owned(), log_id.to_owned())]).await?;
-    let count = answer.batches.iter().find(|batch| batch.num_rows() > 0).map(|batch| {
-        batch.column(0).as_primitive::<arrow::datatypes::Int64Type>().value(0)
-    });
+    let count = answer
+        .batches
+        .iter()
+        .find(|batch| batch.num_rows() > 0)
+        .map(|batch| batch.column(0).as_primitive::<arrow::datatypes::Int64Type>().value(0));
     u64::try_from(count.unwrap_or(0)).map_err(|_| Failure::bug("a count is negative"))
 }
 
@@ -130,7 +132,14 @@ mod tests {
     }
 
     fn incident(onset_at: i64, end_at: Option<i64>) -> Found {
-        Found { id: String::new(), kind: "xid".into(), host: "node".into(), gpu: Some("GPU-1".into()), onset_at, end_at }
+        Found {
+            id: String::new(),
+            kind: "xid".into(),
+            host: "node".into(),
+            gpu: Some("GPU-1".into()),
+            onset_at,
+            end_at,
+        }
     }
 
     #[test]

@@ -19,7 +19,12 @@ use gpufleet_standalone::{demo, import};
 const LAKE: &str = "gpufleet-lake";
 
 #[derive(Parser)]
-#[command(name = "gpufleet", version, about = "Watches GPU fleets: telemetry to incidents and to SQL", max_term_width = 100)]
+#[command(
+    name = "gpufleet",
+    version,
+    about = "Watches GPU fleets: telemetry to incidents and to SQL",
+    max_term_width = 100
+)]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
@@ -186,7 +191,9 @@ enum TopicsCommand {
 }
 
 fn parse_parameter(text: &str) -> Result<(String, String), String> {
-    text.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned())).ok_or_else(|| format!("{text} is not NAME=VALUE"))
+    text.split_once('=')
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .ok_or_else(|| format!("{text} is not NAME=VALUE"))
 }
 
 fn main() -> ExitCode {
@@ -240,7 +247,8 @@ fn run_import(args: &ImportArgs) -> Result<(), Failure> {
 }
 
 fn ask(lake: &LakeArgs, sql: &str, parameters: &[(String, String)]) -> Result<(), Failure> {
-    let runtime = tokio::runtime::Runtime::new().map_err(|error| Failure::external(format!("cannot start: {error}")))?;
+    let runtime =
+        tokio::runtime::Runtime::new().map_err(|error| Failure::external(format!("cannot start: {error}")))?;
     let answer = runtime.block_on(async {
         let limits = Limits { rows: lake.limit, time: lake.timeout, ..Limits::default() };
         let session = Session::open(&lake.lake, limits).await?;
@@ -275,7 +283,8 @@ fn list_questions() -> Result<(), Failure> {
     for question in QUESTIONS {
         text += &format!("{}\n  {}\n", question.name, question.title());
         for parameter in question.parameters() {
-            let default = parameter.default.map_or_else(|| "required".to_owned(), |default| format!("default {default}"));
+            let default =
+                parameter.default.map_or_else(|| "required".to_owned(), |default| format!("default {default}"));
             text += &format!("  --set {}=...  {} ({default})\n", parameter.name, parameter.meaning);
         }
     }
@@ -289,13 +298,24 @@ fn run_incidents(args: &IncidentsArgs) -> Result<(), Failure> {
     ask(&args.lake, question.sql, &question.bind(&given).map_err(Failure::bug)?)
 }
 
-fn apply_topics(brokers: &str, partitions: i32, replication: i32, prefix: &str, patience: Duration) -> Result<(), Failure> {
-    let runtime = tokio::runtime::Runtime::new().map_err(|error| Failure::external(format!("cannot start: {error}")))?;
+fn apply_topics(
+    brokers: &str,
+    partitions: i32,
+    replication: i32,
+    prefix: &str,
+    patience: Duration,
+) -> Result<(), Failure> {
+    let runtime =
+        tokio::runtime::Runtime::new().map_err(|error| Failure::external(format!("cannot start: {error}")))?;
     let specs = topics::specs(&Topics::with_prefix(prefix), partitions, replication);
     let outcome = runtime.block_on(topics::apply(brokers, &specs, patience))?;
     let mut text = String::new();
     outcome.created.iter().for_each(|name| text += &format!("created   {name}\n"));
-    outcome.verified.iter().filter(|name| !outcome.created.contains(name)).for_each(|name| text += &format!("verified  {name}\n"));
+    outcome
+        .verified
+        .iter()
+        .filter(|name| !outcome.created.contains(name))
+        .for_each(|name| text += &format!("verified  {name}\n"));
     outcome.differs.iter().for_each(|what| text += &format!("differs   {what}\n"));
     print(&text)?;
     if outcome.differs.is_empty() {

@@ -66,7 +66,12 @@ impl Watcher for () {
 }
 
 /// Runs `source` to its end and everything that came of it into the lake.
-pub fn run(source: &mut dyn Source, pace: &Pace, options: &Options, watcher: &mut dyn Watcher) -> Result<Outcome, Failure> {
+pub fn run(
+    source: &mut dyn Source,
+    pace: &Pace,
+    options: &Options,
+    watcher: &mut dyn Watcher,
+) -> Result<Outcome, Failure> {
     let topics = Topics::with_prefix(&options.topic_prefix);
     let (broker, brokers, log_id) = match &options.brokers {
         Some(brokers) => {
@@ -80,7 +85,7 @@ pub fn run(source: &mut dyn Source, pace: &Pace, options: &Options, watcher: &mu
         }
     };
     let roles = Roles::start(&brokers, &topics, &log_id, options)?;
-    let mut publisher = Publisher::open(&brokers, &topics.telemetry, options.partitions, "source")?;
+    let mut publisher = Publisher::open(&brokers, &topics.telemetry, options.partitions, Some("source"))?;
     if broker.is_some() {
         publisher = publisher.heed(vec![roles.detected.clone(), roles.archived.clone()]);
     }
@@ -153,7 +158,8 @@ impl Roles {
         };
         let progress = detected.clone();
         let detect = role("detect", move || {
-            let result = detect::consumer::run(&detect_options, &progress, |incident| drop(show.try_send(incident.clone())));
+            let result =
+                detect::consumer::run(&detect_options, &progress, |incident| drop(show.try_send(incident.clone())));
             progress.stop();
             result
         })?;
@@ -214,7 +220,10 @@ impl Roles {
     }
 }
 
-fn role<T: Send + 'static>(name: &str, run: impl FnOnce() -> Result<T, Failure> + Send + 'static) -> Result<Role<T>, Failure> {
+fn role<T: Send + 'static>(
+    name: &str,
+    run: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> Result<Role<T>, Failure> {
     std::thread::Builder::new()
         .name(name.to_owned())
         .spawn(run)

@@ -24,7 +24,8 @@ impl View {
         let terminal = std::io::stderr().is_terminal();
         let style = ProgressStyle::with_template("{bar:30.green} {percent:>3} %  {msg}  {elapsed}")
             .map_err(|error| Failure::bug(format!("the progress bar has no form: {error}")))?;
-        let target = if quiet || !terminal { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr_with_hz(5) };
+        let target =
+            if quiet || !terminal { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr_with_hz(5) };
         let bar = ProgressBar::with_draw_target(Some(1000), target).with_style(style);
         Ok(View { bar, terminal: terminal && !quiet, start_at, span: span.max(1), samples: 0, shown_tenth: -1 })
     }

@@ -45,7 +45,12 @@ pub struct TableCommits {
 
 impl TableCommits {
     /// Opens the table and reads where each partition stands; 0 where it was never read.
-    pub async fn open(lake: &Lake, table: Table, log_id: &str, partitions: &[Partition]) -> Result<TableCommits, Failure> {
+    pub async fn open(
+        lake: &Lake,
+        table: Table,
+        log_id: &str,
+        partitions: &[Partition],
+    ) -> Result<TableCommits, Failure> {
         let delta = lake.table(table).await?;
         let mut this = TableCommits {
             table,
@@ -96,8 +101,11 @@ impl TableCommits {
 
     /// Commits rows and the offsets that they bring each partition to. Offsets alone are committed too.
     pub async fn commit(&mut self, rows: Option<RecordBatch>, next: &BTreeMap<Partition, i64>) -> Result<(), Failure> {
-        let moved: BTreeMap<Partition, i64> =
-            next.iter().filter(|(partition, offset)| self.next(partition) < **offset).map(|(p, o)| (p.clone(), *o)).collect();
+        let moved: BTreeMap<Partition, i64> = next
+            .iter()
+            .filter(|(partition, offset)| self.next(partition) < **offset)
+            .map(|(p, o)| (p.clone(), *o))
+            .collect();
         if moved.is_empty() {
             return Ok(());
         }
@@ -130,7 +138,11 @@ impl TableCommits {
         Ok(adds)
     }
 
-    async fn try_commit(&mut self, actions: Vec<Action>, moved: &BTreeMap<Partition, i64>) -> Result<(), deltalake::DeltaTableError> {
+    async fn try_commit(
+        &mut self,
+        actions: Vec<Action>,
+        moved: &BTreeMap<Partition, i64>,
+    ) -> Result<(), deltalake::DeltaTableError> {
         let transactions =
             moved.iter().map(|(partition, offset)| Transaction::new(self.app_id(partition), *offset)).collect();
         let properties = CommitProperties::default()
@@ -195,7 +207,8 @@ fn writer_properties(table: Table, rows: &RecordBatch) -> WriterProperties {
         // The file has no `date` column, the partition's value: positions count without it.
         let position = |name: &str| rows.schema().index_of(name).ok().and_then(|index| i32::try_from(index - 1).ok());
         let sorted = ["gpu_uuid", "observed_at"].into_iter().filter_map(position);
-        let sorted = sorted.map(|column_idx| SortingColumn { column_idx, descending: false, nulls_first: true }).collect();
+        let sorted =
+            sorted.map(|column_idx| SortingColumn { column_idx, descending: false, nulls_first: true }).collect();
         properties = properties.set_sorting_columns(Some(sorted));
     }
     properties.build()

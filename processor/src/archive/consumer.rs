@@ -12,8 +12,8 @@ use gpufleet_runtime::exit::Failure;
 use gpufleet_runtime::kafka::{Message, Reader, Start};
 use gpufleet_runtime::lake::Lake;
 use gpufleet_runtime::progress::Progress;
-use gpufleet_schemas::table::Table;
 use gpufleet_schemas::Topics;
+use gpufleet_schemas::table::Table;
 use gpufleet_schemas::wire::{DecodeError, Decoded, Decoder};
 
 use super::commit::{Partition, TableCommits};
@@ -57,8 +57,13 @@ pub struct Report {
 /// Runs until it is asked to stop, the broker or the disk fails for good, or the log has been idle for long enough.
 /// `telemetry` and `incidents` tell how far each topic was read.
 pub fn run(options: &Options, telemetry: &Progress, incidents: &Progress) -> Result<Report, Failure> {
-    let (log_id, incident_partitions) =
-        check_topics(&options.brokers, &options.topics, options.partitions, options.log_id.as_deref(), options.patience)?;
+    let (log_id, incident_partitions) = check_topics(
+        &options.brokers,
+        &options.topics,
+        options.partitions,
+        options.log_id.as_deref(),
+        options.patience,
+    )?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -67,7 +72,9 @@ pub fn run(options: &Options, telemetry: &Progress, incidents: &Progress) -> Res
     let reader = Reader::open(&options.brokers, &archive.starts())?;
     let (mut flushed_at, mut quiet_since) = (Instant::now(), Instant::now());
     loop {
-        let stopping = telemetry.stopping();
+        if telemetry.stopping() {
+            break;
+        }
         match reader.next(Duration::from_millis(50))? {
             Some(message) => {
                 quiet_since = Instant::now();
@@ -75,7 +82,7 @@ pub fn run(options: &Options, telemetry: &Progress, incidents: &Progress) -> Res
                 let progress = if message.topic == options.topics.telemetry { telemetry } else { incidents };
                 progress.consumed(message.partition, message.offset, message.payload.len());
             }
-            None if stopping || options.stop_when_idle.is_some_and(|idle| quiet_since.elapsed() >= idle) => break,
+            None if options.stop_when_idle.is_some_and(|idle| quiet_since.elapsed() >= idle) => break,
             None => {}
         }
         if archive.samples.rows() >= options.flush_rows || flushed_at.elapsed() >= options.flush_every {
@@ -106,7 +113,8 @@ struct Archive {
 impl Archive {
     async fn open(options: &Options, log_id: String, incident_partitions: i32) -> Result<Archive, Failure> {
         let lake = Lake::create(&options.lake).await?;
-        let of = |topic: &str, count: i32| (0..count).map(|partition| (topic.to_owned(), partition)).collect::<Vec<_>>();
+        let of =
+            |topic: &str, count: i32| (0..count).map(|partition| (topic.to_owned(), partition)).collect::<Vec<_>>();
         let telemetry = of(&options.topics.telemetry, options.partitions);
         let incidents = of(&options.topics.incidents, incident_partitions);
         let mut tables = BTreeMap::new();
@@ -152,7 +160,9 @@ impl Archive {
     /// Turns a record into rows of the tables that do not have it yet.
     fn take(&mut self, message: &Message) -> Result<(), Failure> {
         let partition = (message.topic.clone(), message.partition);
-        let wants = |table: Table| self.tables.get(&table).is_some_and(|t| t.owns(&partition) && t.next(&partition) <= message.offset);
+        let wants = |table: Table| {
+            self.tables.get(&table).is_some_and(|t| t.owns(&partition) && t.next(&partition) <= message.offset)
+        };
         let wanted = Wanted {
             samples: wants(Table::GpuSamples),
             events: wants(Table::XidEvents),
@@ -184,7 +194,14 @@ impl Archive {
                 let observed_at = message.stamped_at;
                 self.losses.push(
                     place,
-                    Loss { observed_at, origin: None, stage: "archive", reason: error.reason(), count: 1, detail: Some(&detail) },
+                    Loss {
+                        observed_at,
+                        origin: None,
+                        stage: "archive",
+                        reason: error.reason(),
+                        count: 1,
+                        detail: Some(&detail),
+                    },
                 );
             }
         }
@@ -193,7 +210,14 @@ impl Archive {
 
     fn take_telemetry(&mut self, place: Place<'_>, payload: &[u8], wanted: Wanted) -> Result<(), DecodeError> {
         let repeated = |losses: &mut LossRows, origin| {
-            let loss = Loss { observed_at: place.ingested_at, origin: Some(origin), stage: "archive", reason: "duplicate", count: 1, detail: None };
+            let loss = Loss {
+                observed_at: place.ingested_at,
+                origin: Some(origin),
+                stage: "archive",
+                reason: "duplicate",
+                count: 1,
+                detail: None,
+            };
             if wanted.losses {
                 losses.push(place, loss);
             }
@@ -256,7 +280,8 @@ impl Archive {
         for (table, batch) in batches {
             if let Some(commits) = self.tables.get_mut(&table) {
                 let next = self.next.iter().filter(|(partition, _)| commits.owns(partition));
-                let next: BTreeMap<Partition, i64> = next.map(|(partition, offset)| (partition.clone(), *offset)).collect();
+                let next: BTreeMap<Partition, i64> =
+                    next.map(|(partition, offset)| (partition.clone(), *offset)).collect();
                 commits.commit(batch, &next).await?;
             }
         }

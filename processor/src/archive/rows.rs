@@ -488,7 +488,10 @@ impl LossRows {
         for Lost { reason, count, detail } in &origin.lost {
             let (reason, detail) = (reason.as_str(), detail.as_deref());
             let observed_at = origin.observed_at;
-            self.push(place, Loss { observed_at, origin: Some(origin), stage: "collector", reason, count: *count, detail });
+            self.push(
+                place,
+                Loss { observed_at, origin: Some(origin), stage: "collector", reason, count: *count, detail },
+            );
         }
     }
 
@@ -503,4 +506,3 @@ impl LossRows {
         RecordBatch::try_new(Table::Losses.schema(), columns)
     }
 }
-

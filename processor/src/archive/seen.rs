@@ -67,7 +67,9 @@ impl Seen {
                 continue;
             }
             let seq = seqs.value(i);
-            if last.is_some_and(|(j, newest)| seq <= newest && hosts.value(j) == hosts.value(i) && boots.value(j) == boots.value(i)) {
+            if last.is_some_and(|(j, newest)| {
+                seq <= newest && hosts.value(j) == hosts.value(i) && boots.value(j) == boots.value(i)
+            }) {
                 continue;
             }
             last = Some((i, seq));

@@ -109,9 +109,9 @@ impl DetectorsConfig {
         let over: toml::Table = config::load(path)?;
         let mut merged: toml::Table = config::parse(DEFAULT, "detectors.toml")?;
         merge(&mut merged, over, "").map_err(|problem| Failure::config(format!("{name}: {problem}")))?;
-        let config: DetectorsConfig = toml::Value::Table(merged)
-            .try_into()
-            .map_err(|error: toml::de::Error| Failure::config(format!("{name}: {}", error.message().replace('\n', " "))))?;
+        let config: DetectorsConfig = toml::Value::Table(merged).try_into().map_err(|error: toml::de::Error| {
+            Failure::config(format!("{name}: {}", error.message().replace('\n', " ")))
+        })?;
         config.check().map_err(|problem| Failure::config(format!("{name}: {problem}")))?;
         Ok(config)
     }
@@ -138,9 +138,18 @@ impl DetectorsConfig {
             return Err("thermal_throttle.warning_windows and critical_windows must lie between 1 and 8".to_owned());
         }
         let rate = &self.ecc_rate;
-        let positive = [rate.prior_errors, rate.prior_hours, rate.lowest_rate_per_hour, rate.highest_rate_per_hour,
-            rate.least_rate_per_hour, rate.cusum_threshold];
-        if positive.iter().any(|value| !value.is_finite() || *value <= 0.0) || rate.rate_ratio.is_nan() || rate.rate_ratio <= 1.0 {
+        let positive = [
+            rate.prior_errors,
+            rate.prior_hours,
+            rate.lowest_rate_per_hour,
+            rate.highest_rate_per_hour,
+            rate.least_rate_per_hour,
+            rate.cusum_threshold,
+        ];
+        if positive.iter().any(|value| !value.is_finite() || *value <= 0.0)
+            || rate.rate_ratio.is_nan()
+            || rate.rate_ratio <= 1.0
+        {
             return Err("the rates of ecc_rate must be positive, and rate_ratio above 1".to_owned());
         }
         Ok(())
@@ -152,7 +161,9 @@ fn merge(base: &mut toml::Table, over: toml::Table, path: &str) -> Result<(), St
         let known = base.keys().cloned().collect::<Vec<_>>().join(", ");
         match (base.get_mut(&key), value) {
             (None, _) => return Err(format!("unknown key {path}{key}; there are {known}")),
-            (Some(toml::Value::Table(inner)), toml::Value::Table(value)) => merge(inner, value, &format!("{path}{key}."))?,
+            (Some(toml::Value::Table(inner)), toml::Value::Table(value)) => {
+                merge(inner, value, &format!("{path}{key}."))?
+            }
             (Some(slot), value) => *slot = value,
         }
     }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use gpufleet_runtime::exit::Failure;
 use gpufleet_runtime::kafka::{self, Reader, Start};
 use gpufleet_runtime::progress::Progress;
-use gpufleet_schemas::record::Incident;
 use gpufleet_schemas::Topics;
+use gpufleet_schemas::record::Incident;
 
 use super::sink::Sink;
 use super::task::Counts;
@@ -57,8 +57,13 @@ pub fn check_topics(
 
 /// Runs until it is asked to stop, the broker fails for good, or the log has been idle for long enough.
 pub fn run(options: &Options, progress: &Progress, mut observe: impl FnMut(&Incident)) -> Result<Report, Failure> {
-    let (log_id, incident_partitions) =
-        check_topics(&options.brokers, &options.topics, options.partitions, options.log_id.as_deref(), options.patience)?;
+    let (log_id, incident_partitions) = check_topics(
+        &options.brokers,
+        &options.topics,
+        options.partitions,
+        options.log_id.as_deref(),
+        options.patience,
+    )?;
     let mut sink = Sink::open(&options.brokers, &options.topics.incidents, incident_partitions)?;
     let mut tasks: Vec<Task> = (0..options.partitions)
         .map(|partition| {

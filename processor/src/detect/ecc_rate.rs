@@ -21,7 +21,6 @@ const HOUR: f64 = 3600.0 * SECOND as f64;
 /// The counter of one GPU at one tick, with what the test needs to know.
 #[derive(Clone, Debug)]
 struct Reading {
-    epoch: i32,
     corrected: i64,
     offset: i64,
     rule: Rule,
@@ -53,7 +52,7 @@ struct Episode {
 
 #[derive(Clone, Debug, Default)]
 struct State {
-    newest: Option<(i64, i32, i64)>,
+    newest: Option<(i64, i64)>,
     /// Errors and microseconds that the learned rate rests on.
     errors: i64,
     span: i64,
@@ -66,18 +65,23 @@ struct State {
 
 impl Fold<Reading> for State {
     fn step(&mut self, at: i64, now: &Reading) {
-        let Some((before_at, epoch, before)) = self.newest else {
-            self.newest = Some((at, now.epoch, now.corrected));
+        let Some((before_at, before)) = self.newest else {
+            self.newest = Some((at, now.corrected));
             return;
         };
         if at < before_at {
             return;
         }
-        self.newest = Some((at, now.epoch, now.corrected));
-        let reset = epoch != now.epoch || now.corrected < before;
+        self.newest = Some((at, now.corrected));
+        let reset = now.corrected < before;
         let errors = if reset { now.corrected } else { now.corrected - before };
-        let evidence =
-            Evidence { at, name: Metric::EccSbeVolatile.name().to_owned(), value: now.corrected, before: Some(before), reset };
+        let evidence = Evidence {
+            at,
+            name: Metric::EccSbeVolatile.name().to_owned(),
+            value: now.corrected,
+            before: Some(before),
+            reset,
+        };
         if self.open.is_some() {
             self.go_on(at, errors, now);
         } else {
@@ -159,14 +163,7 @@ impl EccRate {
             threshold: config.cusum_threshold,
             quiet: config.quiet,
         };
-        EccRate {
-            rule,
-            gpus: BTreeMap::new(),
-            due: BTreeSet::new(),
-            active: BTreeSet::new(),
-            floor: None,
-            too_late: 0,
-        }
+        EccRate { rule, gpus: BTreeMap::new(), due: BTreeSet::new(), active: BTreeSet::new(), floor: None, too_late: 0 }
     }
 }
 
@@ -178,7 +175,7 @@ impl Detector for EccRate {
                 self.too_late += 1;
                 continue;
             }
-            let reading = Reading { epoch: batch.origin.reset_epoch, corrected, offset: source.offset, rule: self.rule };
+            let reading = Reading { corrected, offset: source.offset, rule: self.rule };
             let place = u32::try_from(i).unwrap_or(u32::MAX);
             self.gpus.entry(gpu).or_default().insert(at, source.seq, place, reading);
             self.due.insert((at, gpu));
@@ -213,6 +210,7 @@ fn finding(episode: &Episode, entities: &Entities, gpu: GpuId, threshold: f64) -
     let minutes = (episode.last_error_at - episode.onset_at) / (60 * SECOND);
     Finding {
         kind: "ecc_rate",
+        subject: entity.gpu_uuid.clone().unwrap_or_default(),
         facet: String::new(),
         severity: Severity::Warning,
         onset_at: episode.onset_at,

@@ -16,12 +16,27 @@ use crate::engine::{Entities, Finding, Fold, GpuId, Reorder};
 /// The counters of one GPU at one tick.
 #[derive(Clone, Debug)]
 struct Reading {
-    epoch: i32,
     volatile: Option<i64>,
     aggregate: Option<i64>,
     remap_pending: Option<i64>,
     remap_failed: Option<i64>,
     offset: i64,
+}
+
+#[derive(Clone, Debug)]
+enum Fact {
+    Reading(Reading),
+    Reset,
+}
+
+/// What a counter shows more than before.
+#[derive(Clone, Copy)]
+struct Growth {
+    metric: Metric,
+    errors: i64,
+    before: i64,
+    now: i64,
+    reset: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -38,21 +53,24 @@ struct Episode {
 #[derive(Clone, Debug, Default)]
 struct State {
     newest: Option<(i64, Reading)>,
+    /// When the host's counters were zeroed last.
+    reset_at: Option<i64>,
     open: Option<Episode>,
     closed: Option<Episode>,
 }
 
 impl State {
-    /// Errors that `now` shows more than `before`; a counter that went down was zeroed in between.
-    fn growth(before: &Reading, now: &Reading) -> Option<(i64, i64, i64, bool)> {
-        let counter = |before: Option<i64>, now: Option<i64>, zeroed: bool| {
+    /// Errors that `now` shows more than `before`. A counter that went down was zeroed in between; one that shows the
+    /// same after a reset cannot tell, and the lifetime counter speaks for it.
+    fn growth(before: &Reading, now: &Reading) -> Option<Growth> {
+        let counter = |metric, before: Option<i64>, now: Option<i64>| {
             let (before, now) = (before?, now?);
-            let reset = zeroed || now < before;
-            Some((if reset { now } else { now - before }, before, now, reset))
+            let reset = now < before;
+            let errors = if reset { now } else { now - before };
+            (errors > 0).then_some(Growth { metric, errors, before, now, reset })
         };
-        counter(before.volatile, now.volatile, before.epoch != now.epoch)
-            .or_else(|| counter(before.aggregate, now.aggregate, false))
-            .filter(|(growth, ..)| *growth > 0)
+        counter(Metric::EccDbeVolatile, before.volatile, now.volatile)
+            .or_else(|| counter(Metric::EccDbeAggregate, before.aggregate, now.aggregate))
     }
 
     fn change(&mut self, at: i64, before: &Reading, now: &Reading, late: bool) {
@@ -61,15 +79,15 @@ impl State {
         if growth.is_none() && !failed {
             return;
         }
-        let (errors, was, is, reset) = growth.unwrap_or((0, 0, 1, false));
-        let name = if growth.is_some() { Metric::EccDbeVolatile } else { Metric::RowRemapFailed };
+        let Growth { metric, errors, before: was, now: is, reset } =
+            growth.unwrap_or(Growth { metric: Metric::RowRemapFailed, errors: 0, before: 0, now: 1, reset: false });
         let episode = self.open.get_or_insert_with(|| Episode {
             onset_at: at,
             end_at: None,
             errors: 0,
             remap_failed: false,
             late,
-            evidence: Evidence { at, name: name.name().to_owned(), value: is, before: Some(was), reset },
+            evidence: Evidence { at, name: metric.name().to_owned(), value: is, before: Some(was), reset },
             offsets: Offsets::default(),
         });
         episode.errors += errors;
@@ -78,8 +96,17 @@ impl State {
     }
 }
 
-impl Fold<Reading> for State {
-    fn step(&mut self, at: i64, now: &Reading) {
+impl Fold<Fact> for State {
+    fn step(&mut self, at: i64, fact: &Fact) {
+        match fact {
+            Fact::Reading(now) => self.read(at, now),
+            Fact::Reset => self.reset_at = self.reset_at.max(Some(at)),
+        }
+    }
+}
+
+impl State {
+    fn read(&mut self, at: i64, now: &Reading) {
         let Some((before_at, before)) = self.newest.clone() else {
             self.newest = Some((at, now.clone()));
             return;
@@ -87,7 +114,7 @@ impl Fold<Reading> for State {
         let late = at < before_at;
         if late {
             // Older than what has settled: it can only add an error, never take one away.
-            if Self::growth(&before, now).is_some_and(|(.., reset)| !reset) {
+            if Self::growth(&before, now).is_some_and(|growth| !growth.reset) {
                 self.change(at, &before, now, true);
                 self.newest = Some((before_at, now.clone()));
             }
@@ -95,11 +122,10 @@ impl Fold<Reading> for State {
         }
         self.change(at, &before, now, false);
         let healed = now.remap_pending != Some(1) && now.remap_failed != Some(1);
-        if before.epoch != now.epoch && healed && self.open.as_ref().is_some_and(|open| open.onset_at < at) {
-            if let Some(mut episode) = self.open.take() {
-                episode.end_at = Some(at);
-                self.closed = Some(episode);
-            }
+        let reset_at = self.reset_at.filter(|_| healed);
+        if let Some(mut episode) = self.open.take_if(|open| reset_at.is_some_and(|reset| reset > open.onset_at)) {
+            episode.end_at = reset_at;
+            self.closed = Some(episode);
         }
         let keep = |new: Option<i64>, old: Option<i64>| new.or(old);
         self.newest = Some((
@@ -118,7 +144,8 @@ impl Fold<Reading> for State {
 /// The detector.
 #[derive(Default)]
 pub struct EccUncorrectable {
-    gpus: BTreeMap<GpuId, Reorder<Reading, State>>,
+    gpus: BTreeMap<GpuId, Reorder<Fact, State>>,
+    by_host: BTreeMap<String, BTreeSet<GpuId>>,
     /// GPUs with a fact that waits for its time, and those whose incident may still change.
     due: BTreeSet<(i64, GpuId)>,
     active: BTreeSet<GpuId>,
@@ -132,20 +159,31 @@ impl Detector for EccUncorrectable {
             let at = batch.tick_at(usize::try_from(*tick).unwrap_or(0));
             let value = |metric: Metric| block.series(metric).get(i);
             let reading = Reading {
-                epoch: batch.origin.reset_epoch,
                 volatile: value(Metric::EccDbeVolatile),
                 aggregate: value(Metric::EccDbeAggregate),
                 remap_pending: value(Metric::RowRemapPending),
                 remap_failed: value(Metric::RowRemapFailed),
                 offset: source.offset,
             };
-            let fold = self.gpus.entry(gpu).or_default();
+            let fold = self.gpus.entry(gpu).or_insert_with(|| {
+                self.by_host.entry(batch.origin.host.clone()).or_default().insert(gpu);
+                Reorder::default()
+            });
+            let reading = Fact::Reading(reading);
             if self.floor.is_some_and(|floor| at <= floor) {
                 fold.insert_late(at, &reading);
                 self.active.insert(gpu);
             } else {
-                fold.insert(at, source.seq, u32::try_from(i).unwrap_or(u32::MAX), reading);
+                fold.insert(at, source.seq, u32::try_from(i + 1).unwrap_or(u32::MAX), reading);
                 self.due.insert((at, gpu));
+            }
+        }
+    }
+
+    fn reset(&mut self, host: &str, at: i64, source: Source) {
+        for gpu in self.by_host.get(host).into_iter().flatten() {
+            if let Some(fold) = self.gpus.get_mut(gpu) {
+                fold.insert(at, source.seq, 0, Fact::Reset);
             }
         }
     }
@@ -177,6 +215,7 @@ fn finding(episode: &Episode, entities: &Entities, gpu: GpuId) -> Finding {
     };
     Finding {
         kind: "ecc_uncorrectable",
+        subject: entity.gpu_uuid.clone().unwrap_or_default(),
         facet: String::new(),
         severity: Severity::Critical,
         onset_at: episode.onset_at,

@@ -3,7 +3,7 @@
 //! A task numbers its outputs from 0, and a replay gives the same numbers and bytes. What is out already is read from
 //! the topic itself at start and not sent again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use gpufleet_runtime::exit::Failure;
@@ -22,8 +22,9 @@ pub struct Sink {
     topic: String,
     encoder: Encoder,
     partitions: i32,
-    /// Output numbers of each task that the topic holds.
-    out: BTreeMap<String, BTreeSet<i64>>,
+    /// Highest output number of each task in each partition of the topic. Within one partition a task's numbers ascend,
+    /// so everything up to it is out, also what compaction has taken away since.
+    out: BTreeMap<(String, i32), i64>,
     buffer: Vec<u8>,
     pub sent: u64,
     pub suppressed: u64,
@@ -46,12 +47,13 @@ impl Sink {
     }
 
     pub fn emit(&mut self, incident: &Incident) -> Result<(), Failure> {
-        if self.out.get(&incident.task).is_some_and(|numbers| numbers.contains(&incident.emit_seq)) {
+        let partition = partition_of(&incident.id, self.partitions);
+        if self.out.get(&(incident.task.clone(), partition)).is_some_and(|highest| incident.emit_seq <= *highest) {
             self.suppressed += 1;
             return Ok(());
         }
         self.encoder.incident(incident, &mut self.buffer);
-        let to = Destination { topic: &self.topic, partition: partition_of(&incident.id, self.partitions) };
+        let to = Destination { topic: &self.topic, partition };
         self.writer.send(to, incident.id.as_bytes(), &self.buffer, &[], |delivery| {
             if let Err(error) = delivery {
                 tracing::error!(error, "an incident was refused by the broker");
@@ -69,13 +71,14 @@ impl Sink {
     }
 }
 
-fn already_out(brokers: &str, topic: &str, partitions: i32) -> Result<BTreeMap<String, BTreeSet<i64>>, Failure> {
-    let mut out: BTreeMap<String, BTreeSet<i64>> = BTreeMap::new();
+fn already_out(brokers: &str, topic: &str, partitions: i32) -> Result<BTreeMap<(String, i32), i64>, Failure> {
+    let mut out = BTreeMap::new();
     let decoder = Decoder::default();
     for message in read_all(brokers, topic, partitions)? {
         // What is no incident was not written by a task.
         if let Ok(incident) = decoder.incident(&message.payload) {
-            out.entry(incident.task).or_default().insert(incident.emit_seq);
+            let highest = out.entry((incident.task, message.partition)).or_insert(incident.emit_seq);
+            *highest = incident.emit_seq.max(*highest);
         }
     }
     Ok(out)
@@ -91,7 +94,8 @@ pub fn read_all(brokers: &str, topic: &str, partitions: i32) -> Result<Vec<gpufl
             starts.push(Start { topic: topic.to_owned(), partition, offset: *low });
         }
     }
-    let mut missing: BTreeMap<i32, i64> = starts.iter().map(|start| (start.partition, ends[start.partition as usize].1)).collect();
+    let mut missing: BTreeMap<i32, i64> =
+        starts.iter().map(|start| (start.partition, ends[start.partition as usize].1)).collect();
     let mut messages = Vec::new();
     if missing.is_empty() {
         return Ok(messages);
@@ -107,8 +111,11 @@ pub fn read_all(brokers: &str, topic: &str, partitions: i32) -> Result<Vec<gpufl
                 }
                 messages.push(message);
             }
-            // A compacted log may end before its high watermark.
-            None if quiet_since.elapsed() > Duration::from_secs(3) => break,
+            None if quiet_since.elapsed() > PATIENCE => {
+                return Err(Failure::external(format!(
+                    "the topic {topic} at {brokers} stopped answering before its end"
+                )));
+            }
             None => {}
         }
     }

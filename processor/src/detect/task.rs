@@ -173,7 +173,8 @@ fn show_batch(
         None => {
             epochs.insert(origin.host.clone(), (origin.boot_id.clone(), origin.reset_epoch));
         }
-        Some((boot, epoch)) if *boot != origin.boot_id || *epoch != origin.reset_epoch => {
+        // Recordings are no boots: one file after another says nothing about the host.
+        Some((boot, epoch)) if (*boot != origin.boot_id && !origin.recorded()) || *epoch != origin.reset_epoch => {
             boot.clone_from(&origin.boot_id);
             *epoch = origin.reset_epoch;
             for detector in &mut *detectors {

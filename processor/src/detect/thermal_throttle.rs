@@ -28,8 +28,10 @@ struct Heat {
     hw_slowdown_only: i64,
     hottest_celsius: Option<i64>,
     slowest_megahertz: Option<i64>,
-    first_throttled_at: Option<i64>,
-    last_throttled_at: Option<i64>,
+    first_heat_at: Option<i64>,
+    last_heat_at: Option<i64>,
+    first_slowdown_at: Option<i64>,
+    last_slowdown_at: Option<i64>,
     offsets: Offsets,
 }
 
@@ -45,9 +47,22 @@ impl Pane for Heat {
         self.hw_slowdown_only += other.hw_slowdown_only;
         self.hottest_celsius = self.hottest_celsius.max(other.hottest_celsius);
         self.slowest_megahertz = least(self.slowest_megahertz, other.slowest_megahertz);
-        self.first_throttled_at = least(self.first_throttled_at, other.first_throttled_at);
-        self.last_throttled_at = self.last_throttled_at.max(other.last_throttled_at);
+        self.first_heat_at = least(self.first_heat_at, other.first_heat_at);
+        self.last_heat_at = self.last_heat_at.max(other.last_heat_at);
+        self.first_slowdown_at = least(self.first_slowdown_at, other.first_slowdown_at);
+        self.last_slowdown_at = self.last_slowdown_at.max(other.last_slowdown_at);
         self.offsets.merge(other.offsets);
+    }
+}
+
+impl Heat {
+    /// First sample that counts as throttled; HW slowdown alone does where the temperature agrees.
+    fn first_throttled_at(&self, agrees: bool) -> Option<i64> {
+        least(self.first_heat_at, self.first_slowdown_at.filter(|_| agrees))
+    }
+
+    fn last_throttled_at(&self, agrees: bool) -> Option<i64> {
+        self.last_heat_at.max(self.last_slowdown_at.filter(|_| agrees))
     }
 }
 
@@ -59,7 +74,6 @@ struct Episode {
     last_bad_at: i64,
     end_at: Option<i64>,
     worst_share: f64,
-    throttled: i64,
     worst: Heat,
     offsets: Offsets,
 }
@@ -126,8 +140,13 @@ impl Detector for ThermalThrottle {
             pane.thermal += i64::from(heat);
             pane.hw_thermal += i64::from(mask & HW_THERMAL != 0);
             pane.hw_slowdown_only += i64::from(!heat);
-            pane.first_throttled_at = least(pane.first_throttled_at, Some(at));
-            pane.last_throttled_at = pane.last_throttled_at.max(Some(at));
+            let (first, last) = if heat {
+                (&mut pane.first_heat_at, &mut pane.last_heat_at)
+            } else {
+                (&mut pane.first_slowdown_at, &mut pane.last_slowdown_at)
+            };
+            *first = least(*first, Some(at));
+            *last = (*last).max(Some(at));
             pane.offsets.include(source.offset);
         }
         for (tick, celsius) in block.readings(Metric::TemperatureGpu) {
@@ -171,7 +190,9 @@ impl Detector for ThermalThrottle {
             for episode in present.closed.iter().chain(&present.open) {
                 findings.push(finding(episode, entities, id, &self.config));
             }
-            gpu.clean = gpu.settled.is_clean() && present.is_clean() && gpu.panes.iter().all(|(_, pane)| pane.first_throttled_at.is_none());
+            gpu.clean = gpu.settled.is_clean()
+                && present.is_clean()
+                && gpu.panes.iter().all(|(_, pane)| pane.first_throttled_at(true).is_none());
         }
     }
 
@@ -200,24 +221,23 @@ impl State {
         if share < config.warning_share && self.warning == 0 {
             self.onset_at = None;
         } else if throttled > 0 {
-            self.onset_at = least(self.onset_at, window.first_throttled_at);
+            self.onset_at = least(self.onset_at, window.first_throttled_at(agrees));
         }
         let critical = at_once || self.critical.count_ones() >= config.critical_windows;
         if critical || self.warning.count_ones() >= config.warning_windows {
-            self.bad(&window, throttled, share, if critical { Severity::Critical } else { Severity::Warning });
+            self.bad(&window, share, if critical { Severity::Critical } else { Severity::Warning });
         }
-        self.clear(end, &window, share, config);
+        self.clear(end, &window, window.last_throttled_at(agrees), share, config);
     }
 
-    fn bad(&mut self, window: &Heat, throttled: i64, share: f64, severity: Severity) {
-        let onset_at = self.onset_at.or(window.first_throttled_at).unwrap_or_default();
+    fn bad(&mut self, window: &Heat, share: f64, severity: Severity) {
+        let onset_at = self.onset_at.or(window.first_throttled_at(true)).unwrap_or_default();
         let episode = self.open.get_or_insert_with(|| Episode {
             severity,
             onset_at,
             last_bad_at: onset_at,
             end_at: None,
             worst_share: share,
-            throttled,
             worst: window.clone(),
             offsets: window.offsets,
         });
@@ -226,13 +246,12 @@ impl State {
             episode.worst_share = share;
             episode.worst = window.clone();
         }
-        episode.throttled = episode.throttled.max(throttled);
     }
 
-    fn clear(&mut self, end: i64, window: &Heat, share: f64, config: &ThermalThrottleConfig) {
+    fn clear(&mut self, end: i64, window: &Heat, last_bad_at: Option<i64>, share: f64, config: &ThermalThrottleConfig) {
         let Some(episode) = &mut self.open else { return };
         episode.offsets.merge(window.offsets);
-        episode.last_bad_at = episode.last_bad_at.max(window.last_throttled_at.unwrap_or(i64::MIN));
+        episode.last_bad_at = episode.last_bad_at.max(last_bad_at.unwrap_or(i64::MIN));
         if share >= config.clear_share {
             self.clean_since = None;
             return;
@@ -252,12 +271,13 @@ fn finding(episode: &Episode, entities: &Entities, id: GpuId, config: &ThermalTh
     let (worst, percent) = (&episode.worst, episode.worst_share * 100.0);
     let celsius = worst.hottest_celsius.map_or(String::new(), |celsius| format!(" at {celsius} °C"));
     let megahertz = worst.slowest_megahertz.map_or(String::new(), |mhz| format!(", clock down to {mhz} MHz"));
-    let at = worst.first_throttled_at.unwrap_or(episode.onset_at);
+    let at = worst.first_throttled_at(true).unwrap_or(episode.onset_at);
     let reading = |name: &str, value: Option<i64>| {
         value.map(|value| Evidence { at, name: name.to_owned(), value, before: None, reset: false })
     };
     Finding {
         kind: "thermal_throttle",
+        subject: entity.gpu_uuid.clone().unwrap_or_default(),
         facet: String::new(),
         severity: episode.severity,
         onset_at: episode.onset_at,

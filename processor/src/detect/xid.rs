@@ -131,7 +131,8 @@ fn facet(event: &XidEvent) -> String {
 
 impl Detector for Xid {
     fn reset(&mut self, host: &str, at: i64, source: Source) {
-        let of_host = self.devices.range_mut((host.to_owned(), String::new())..).take_while(|((name, _), _)| name == host);
+        let of_host =
+            self.devices.range_mut((host.to_owned(), String::new())..).take_while(|((name, _), _)| name == host);
         for (_, device) in of_host {
             device.fold.insert(at, source.seq, 0, Fact::Reset);
         }
@@ -179,21 +180,24 @@ impl Detector for Xid {
             for (facet, episode) in &present.episodes {
                 let end_at = episode.end_at(now, config);
                 goes_on |= end_at.is_none();
-                findings.push(finding(facet, episode, end_at, &device.entity));
+                findings.push(finding(&key.1, facet, episode, end_at, &device.entity));
             }
             goes_on
         });
     }
 }
 
-fn finding(facet: &str, episode: &Episode, end_at: Option<i64>, entity: &Entity) -> Finding {
+fn finding(subject: &str, facet: &str, episode: &Episode, end_at: Option<i64>, entity: &Entity) -> Finding {
     let advice = episode.advice();
     let what = match episode.code {
-        Some(code) => format!("{} {code} ({})", if episode.kind == EventKind::Sxid { "SXid" } else { "Xid" }, advice.name),
-        None => advice.name.clone(),
+        Some(code) => {
+            format!("{} {code} ({})", if episode.kind == EventKind::Sxid { "SXid" } else { "Xid" }, advice.name)
+        }
+        None => advice.name.to_owned(),
     };
     Finding {
         kind: "xid",
+        subject: subject.to_owned(),
         facet: facet.to_owned(),
         severity: advice.severity,
         onset_at: episode.first_at,

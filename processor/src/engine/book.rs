@@ -57,8 +57,7 @@ impl Book {
 
     /// Takes what a detector says at watermark `now`; gives the revision that it makes, if any.
     pub fn record(&mut self, finding: Finding, now: i64) -> Option<Incident> {
-        let entity = finding.entity.gpu_uuid.clone().or_else(|| finding.entity.pci.clone()).unwrap_or_default();
-        let key = (finding.kind, format!("{}/{entity}", finding.entity.host), finding.facet.clone());
+        let key = (finding.kind, format!("{}/{}", finding.entity.host, finding.subject), finding.facet.clone());
         let entry = match self.entries.get_mut(&key) {
             Some(entry) => {
                 if !revise(entry, &finding, self.flap_guard) {
@@ -139,7 +138,8 @@ fn revise(entry: &mut Entry, finding: &Finding, flap_guard: i64) -> bool {
 }
 
 fn incident(entry: &Entry, finding: Finding, task: &TaskId, version: &str, now: i64, emit_seq: i64) -> Incident {
-    let Finding { kind, entity, code, statistic, value, threshold, summary, actions, evidence, raw, offsets, .. } = finding;
+    let Finding { kind, entity, code, statistic, value, threshold, summary, actions, evidence, raw, offsets, .. } =
+        finding;
     Incident {
         id: entry.id.clone(),
         revision: entry.revision,
@@ -185,6 +185,7 @@ mod tests {
     fn finding(onset_at: i64, end_at: Option<i64>, severity: Severity, count: i64) -> Finding {
         Finding {
             kind: "thermal_throttle",
+            subject: "GPU-1".into(),
             facet: String::new(),
             entity: Entity { host: "node".into(), gpu_uuid: Some("GPU-1".into()), ..Entity::default() },
             severity,
@@ -218,7 +219,10 @@ mod tests {
         assert_eq!((&worse.id, worse.revision, worse.severity), (&opened.id, 1, Severity::Critical));
         assert!(book.record(finding(10, None, Severity::Warning, 1), 14).is_none(), "severity never falls while open");
         let resolved = book.record(finding(10, Some(20), Severity::Warning, 1), 50).expect("resolves");
-        assert_eq!((resolved.state, resolved.end_at, resolved.severity), (State::Resolved, Some(20), Severity::Critical));
+        assert_eq!(
+            (resolved.state, resolved.end_at, resolved.severity),
+            (State::Resolved, Some(20), Severity::Critical)
+        );
         assert!(book.record(finding(10, Some(20), Severity::Warning, 1), 60).is_none());
     }
 
@@ -238,8 +242,9 @@ mod tests {
     #[test]
     fn a_storm_is_revised_by_powers_of_two() {
         let mut book = book();
-        let revisions =
-            (1..=1000).filter(|count| book.record(finding(10, None, Severity::Major, *count), 10 + count).is_some()).count();
+        let revisions = (1..=1000)
+            .filter(|count| book.record(finding(10, None, Severity::Major, *count), 10 + count).is_some())
+            .count();
         assert_eq!(revisions, 10, "1, 2, 4, .. 512");
     }
 }

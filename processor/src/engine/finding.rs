@@ -34,6 +34,8 @@ impl Offsets {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
     pub kind: &'static str,
+    /// Identity of whom it concerns within the host, as it was when the episode began: a GPU, a slot, or nothing.
+    pub subject: String,
     /// Distinguishes episodes of one entity that may overlap, such as two Xid codes.
     pub facet: String,
     pub entity: Entity,

@@ -26,7 +26,13 @@ pub struct Panes<P> {
 impl<P: Pane> Panes<P> {
     /// Panes of `length` microseconds, `per_window` to a window.
     pub fn new(length: i64, per_window: i64) -> Panes<P> {
-        Panes { length: length.max(1), per_window: per_window.max(1), panes: BTreeMap::new(), floor: i64::MIN, too_late: 0 }
+        Panes {
+            length: length.max(1),
+            per_window: per_window.max(1),
+            panes: BTreeMap::new(),
+            floor: i64::MIN,
+            too_late: 0,
+        }
     }
 
     /// The pane that `at` falls into; none when all its windows are final.
@@ -66,7 +72,8 @@ impl<P: Pane> Panes<P> {
     pub fn settle(&mut self, floor: i64) {
         if floor > self.floor {
             self.floor = floor;
-            let needed_from = floor.saturating_sub(self.length * (self.per_window - 1)).div_euclid(self.length) * self.length;
+            let needed_from =
+                floor.saturating_sub(self.length * (self.per_window - 1)).div_euclid(self.length) * self.length;
             if self.panes.first_key_value().is_some_and(|(start, _)| *start < needed_from - self.length) {
                 self.panes = self.panes.split_off(&(needed_from - self.length));
             }

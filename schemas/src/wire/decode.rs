@@ -63,7 +63,7 @@ fn double(cursor: &mut Cursor<'_>, node: &Node) -> Result<f64> {
     }
 }
 
-/// Reads into a string that is there already, so that a reader in steady state allocates nothing.
+/// Reads into a string that is there already, so that a steady stream allocates little.
 fn text_into(cursor: &mut Cursor<'_>, node: &Node, out: &mut String) -> Result<()> {
     match node.branch(cursor)? {
         Node::Text => {
@@ -310,7 +310,13 @@ fn block(cursor: &mut Cursor<'_>, node: &Node, tick_count: usize, wanted: Metric
     Ok(())
 }
 
-fn blocks(cursor: &mut Cursor<'_>, node: &Node, wanted: MetricSet, ticks: usize, gpus: &mut Vec<GpuBlock>) -> Result<()> {
+fn blocks(
+    cursor: &mut Cursor<'_>,
+    node: &Node,
+    wanted: MetricSet,
+    ticks: usize,
+    gpus: &mut Vec<GpuBlock>,
+) -> Result<()> {
     let mut count = 0;
     items(cursor, node, MAX_GPUS, |cursor, item| {
         if gpus.len() == count {

@@ -80,9 +80,7 @@ impl Compiler {
                 let branches: Result<Vec<_>, _> = union.variants().iter().map(|s| self.node(s, depth + 1)).collect();
                 Node::Union(branches?.into())
             }
-            Schema::Enum(symbols) => {
-                self.name(&symbols.name.to_string(), Node::Enum(symbols.symbols.clone().into()))
-            }
+            Schema::Enum(symbols) => self.name(&symbols.name.to_string(), Node::Enum(symbols.symbols.clone().into())),
             Schema::Fixed(fixed) => self.name(&fixed.name.to_string(), Node::Fixed(fixed.size)),
             Schema::Record(record) => {
                 let fields: Result<Vec<_>, String> = record

@@ -1,6 +1,7 @@
 //! Mutations of every kind of line: outside data never panics.
 
 use super::*;
+use gpufleet_schemas::catalogue::advice;
 
 const SEEDS: [&str; 14] = [
     XID_79,
@@ -50,7 +51,7 @@ fn no_mutation_of_any_line_panics() {
         mutate(&mut bytes, &mut state);
         let text = String::from_utf8_lossy(&bytes);
         if let Some(found) = strip(&text).event() {
-            let advice = catalogue::action(found.kind, found.code.unwrap_or(0), &found.message);
+            let advice = advice(found.kind, found.code, &found.message);
             assert!(!advice.ladder.is_empty());
             events += 1;
         }

@@ -114,9 +114,7 @@ impl Form {
             (Form::Clock, None | Some("MHz")) => ONE,
             (Form::Clock, Some("GHz")) => 1000 * ONE,
             (Form::Clock, Some("kHz")) => ONE / 1000,
-            (Form::Percent, None | Some("%")) => ONE,
-            (Form::Celsius, None | Some("C" | "°C")) => ONE,
-            (Form::Count, None) => ONE,
+            (Form::Percent, None | Some("%")) | (Form::Celsius, None | Some("C" | "°C")) | (Form::Count, None) => ONE,
             _ => return None,
         })
     }

@@ -93,7 +93,7 @@ fn the_same_content_twice_for_one_host_is_refused_with_both_names() {
     let error = Recording::open(&paths, &options).err().unwrap();
     let text = error.to_string();
     assert!(text.contains("a.csv") && text.contains("b.csv") && text.contains("node7"), "{text}");
-    assert_eq!(error.fault(), crate::source::Fault::Operator);
+    assert_eq!(error.fault(), gpufleet_runtime::exit::Fault::Config);
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn a_file_that_cannot_be_used_is_an_error_that_names_it_and_says_what_to_try() {
     for path in [folder.path().join("missing.csv"), folder.path().to_owned()] {
         let error = open(&path);
         assert!(error.to_string().contains(&path.display().to_string()), "{error}");
-        assert_eq!(error.fault(), crate::source::Fault::External);
+        assert_eq!(error.fault(), gpufleet_runtime::exit::Fault::External);
     }
 }
 

@@ -114,7 +114,7 @@ fn severity(message: &str) -> Option<(&str, bool, &str)> {
 }
 
 fn word(text: &str) -> Option<u32> {
-    super::scan::hex(text.strip_prefix("0x")?, 1..=8)
+    super::hex(text.strip_prefix("0x")?)
 }
 
 fn reason(intrinfo: u32) -> u32 {
