@@ -12,7 +12,9 @@ pub enum LogFormat {
 
 /// Starts logging at `level` (`GPUFLEET_LOG` overrides it with a filter such as `info,rdkafka=debug`).
 pub fn start(level: &str, format: LogFormat) {
-    let filter = std::env::var("GPUFLEET_LOG").unwrap_or_else(|_| level.to_owned());
+    // The Delta kernel calls it an error that a table is not there before it is created.
+    let quiet = "buoyant_kernel=off,delta_kernel=off,buoyant_kernel_engine=off,deltalake_core=error";
+    let filter = std::env::var("GPUFLEET_LOG").unwrap_or_else(|_| format!("{level},{quiet}"));
     let builder = tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())

@@ -98,6 +98,8 @@ pub fn run(
     if roles.alive() {
         published?;
     }
+    // Before the broker goes, or it would miss it.
+    drop(publisher);
     watcher.draining();
     let outcome = roles.drain(&brokers, &topics, options, &acknowledged, watcher, &log_id);
     drop(broker);

@@ -13,6 +13,7 @@ use crate::pipeline::Watcher;
 pub struct View {
     bar: ProgressBar,
     terminal: bool,
+    quiet: bool,
     start_at: i64,
     span: i64,
     samples: u64,
@@ -27,13 +28,13 @@ impl View {
         let target =
             if quiet || !terminal { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr_with_hz(5) };
         let bar = ProgressBar::with_draw_target(Some(1000), target).with_style(style);
-        Ok(View { bar, terminal: terminal && !quiet, start_at, span: span.max(1), samples: 0, shown_tenth: -1 })
+        Ok(View { bar, terminal: terminal && !quiet, quiet, start_at, span: span.max(1), samples: 0, shown_tenth: -1 })
     }
 
     fn say(&self, line: &str) {
         if self.terminal {
             self.bar.println(line);
-        } else if !self.bar.is_finished() {
+        } else if !self.quiet {
             eprintln!("{line}");
         }
     }

@@ -76,6 +76,8 @@ pub struct ThermalThrottleConfig {
     pub window: i64,
     #[serde(deserialize_with = "span")]
     pub slide: i64,
+    pub least_samples: i64,
+    pub least_throttled_samples: i64,
     pub warning_share: f64,
     pub warning_windows: u32,
     pub critical_share: f64,

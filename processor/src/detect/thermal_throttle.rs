@@ -208,12 +208,13 @@ impl State {
     }
 
     fn window(&mut self, end: i64, window: Option<Heat>, config: &ThermalThrottleConfig) {
-        let Some(window) = window.filter(|window| window.samples > 0) else { return };
+        let Some(window) = window.filter(|window| window.samples >= config.least_samples.max(1)) else { return };
         let agrees = window.hottest_celsius.is_some_and(|hottest| hottest >= config.hw_slowdown_celsius);
         let throttled = window.thermal + if agrees { window.hw_slowdown_only } else { 0 };
+        let throttled = if throttled >= config.least_throttled_samples { throttled } else { 0 };
         let share = throttled as f64 / window.samples as f64;
         let hardware = window.hw_thermal as f64 / window.samples as f64 * config.window as f64;
-        let at_once = hardware > config.hardware_slowdown as f64;
+        let at_once = throttled > 0 && hardware > config.hardware_slowdown as f64;
         let keep = |flags: u8, set: bool, of: u32| (flags << 1 | u8::from(set)) & ((1u16 << (of + 1).min(8)) - 1) as u8;
         // k of the last k + 1 windows.
         self.warning = keep(self.warning, share >= config.warning_share, config.warning_windows);

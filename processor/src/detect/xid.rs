@@ -195,6 +195,7 @@ fn finding(subject: &str, facet: &str, episode: &Episode, end_at: Option<i64>, e
         }
         None => advice.name.to_owned(),
     };
+    let times = if episode.count > 1 { format!(" ({} times)", episode.count) } else { String::new() };
     Finding {
         kind: "xid",
         subject: subject.to_owned(),
@@ -208,7 +209,7 @@ fn finding(subject: &str, facet: &str, episode: &Episode, end_at: Option<i64>, e
         value: episode.count as f64,
         threshold: 0.0,
         count: episode.count,
-        summary: format!("{}: {what}: {}", entity.text(), episode.message),
+        summary: format!("{}: {what}: {}{times}", entity.text(), episode.message),
         actions: advice.ladder,
         evidence: vec![Evidence {
             at: episode.first_at,

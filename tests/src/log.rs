@@ -1,0 +1,152 @@
+//! Logs that tests publish, and what an offline run over a log says.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use gpufleet_collector::publisher::{Pace, Publisher};
+use gpufleet_collector::simulator::{FleetOptions, Simulator};
+use gpufleet_collector::source::{Source, SourceError};
+use gpufleet_processor::detect::sink::read_all;
+use gpufleet_processor::detect::{DetectorsConfig, Task};
+use gpufleet_processor::engine::book::TaskId;
+use gpufleet_runtime::kafka::{connect, log_id};
+use gpufleet_runtime::topics::{INCIDENT_PARTITIONS, apply, specs};
+use gpufleet_schemas::Topics;
+use gpufleet_schemas::instant::SECOND;
+use gpufleet_schemas::record::{EventKind, Labels, Origin, Telemetry, XidEvent};
+use gpufleet_schemas::wire::{Decoder, Encoder};
+
+/// Partitions of the telemetry topic in tests.
+pub const PARTITIONS: i32 = 4;
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Topics of one test's own on a broker that tests share.
+pub struct Log {
+    pub brokers: String,
+    pub prefix: String,
+    pub topics: Topics,
+    pub samples: u64,
+    pub events: u64,
+}
+
+impl Log {
+    /// Creates the topics.
+    pub fn create(brokers: &str) -> Log {
+        let prefix = format!("test-{}.", &uuid::Uuid::new_v4().simple().to_string()[..8]);
+        let topics = Topics::with_prefix(&prefix);
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        let outcome = runtime.block_on(apply(brokers, &specs(&topics, PARTITIONS, 1), PATIENCE)).expect("the topics");
+        assert_eq!((outcome.created.len(), outcome.verified.len(), outcome.differs.len()), (3, 3, 0), "{outcome:?}");
+        Log { brokers: brokers.to_owned(), prefix, topics, samples: 0, events: 0 }
+    }
+
+    /// Publishes a source and remembers what the broker has acknowledged.
+    pub fn publish(&mut self, source: &mut dyn Source) {
+        let mut publisher =
+            Publisher::open(&self.brokers, &self.topics.telemetry, PARTITIONS, Some("test")).expect("a publisher");
+        let acknowledged = publisher.acknowledged();
+        publisher.run(source, &Pace::Unbound, &mut |_| true).expect("published");
+        self.samples += acknowledged.samples();
+        self.events += acknowledged.events();
+    }
+
+    /// The arguments that point a program at this log.
+    pub fn arguments(&self) -> Vec<String> {
+        let partitions = PARTITIONS.to_string();
+        ["--brokers", &self.brokers, "--topic-prefix", &self.prefix, "--partitions", &partitions, "--stop-when-idle", "2s"]
+            .map(str::to_owned)
+            .to_vec()
+    }
+
+    /// The incidents' bytes in the topic, by task and number. A number that stands there twice must be the same bytes.
+    pub fn incidents(&self) -> BTreeMap<(String, i64), Vec<u8>> {
+        let decoder = Decoder::default();
+        let mut found = BTreeMap::new();
+        for message in read_all(&self.brokers, &self.topics.incidents, INCIDENT_PARTITIONS).expect("incidents") {
+            let incident = decoder.incident(&message.payload).expect("an incident");
+            let key = (incident.task, incident.emit_seq);
+            let before = found.insert(key.clone(), message.payload.clone());
+            assert!(before.is_none(), "{key:?} was sent twice");
+        }
+        found
+    }
+
+    /// What a run over the log from offset 0 gives, outside of any process of ours and any broker.
+    pub fn replay(&self) -> BTreeMap<(String, i64), Vec<u8>> {
+        let (cluster, _) = connect(&self.brokers, &[], PATIENCE).expect("the cluster");
+        let log_id = log_id(&cluster, &self.topics.telemetry);
+        let mut messages = read_all(&self.brokers, &self.topics.telemetry, PARTITIONS).expect("the log");
+        messages.sort_by_key(|message| (message.partition, message.offset));
+        let mut tasks: Vec<Task> = (0..PARTITIONS)
+            .map(|partition| {
+                let id = TaskId { log_id: log_id.clone(), topic: self.topics.telemetry.clone(), partition };
+                Task::new(id, &DetectorsConfig::default())
+            })
+            .collect();
+        let (encoder, mut incidents, mut found) = (Encoder::default(), Vec::new(), BTreeMap::new());
+        for message in messages {
+            tasks[message.partition as usize].step(message.offset, &message.payload, &mut incidents);
+            for incident in incidents.drain(..) {
+                let mut bytes = Vec::new();
+                encoder.incident(&incident, &mut bytes);
+                found.insert((incident.task, incident.emit_seq), bytes);
+            }
+        }
+        found
+    }
+}
+
+/// A simulated fleet with its planted faults, and a host whose kernel log never stops.
+pub struct Busy {
+    fleet: Simulator,
+    ready: VecDeque<Telemetry>,
+    start_at: i64,
+    span: i64,
+    events: i64,
+    sent: i64,
+}
+
+impl Busy {
+    /// `gpus` at 10 Hz over `seconds`, and `events` events of one more host spread over them.
+    pub fn new(seed: u64, gpus: usize, seconds: i64, events: i64) -> Busy {
+        let (start_at, span) = (1_772_442_000 * SECOND, seconds * SECOND);
+        let options = FleetOptions { seed, gpus, start_at, span, fast_hertz: 10, run: "test".into() };
+        Busy { fleet: Simulator::new(options), ready: VecDeque::new(), start_at, span, events, sent: 0 }
+    }
+
+    fn event(&mut self) -> Telemetry {
+        let at = self.start_at + self.span * self.sent / self.events;
+        let code = [13, 31, 43, 63, 74][self.sent as usize % 5];
+        let message = format!("number {}", self.sent);
+        let event = XidEvent {
+            origin: Origin { host: "stormy".into(), boot_id: "b".into(), seq: self.sent, observed_at: at, ..Origin::default() },
+            labels: Labels::default(),
+            kind: EventKind::Xid,
+            code: Some(code),
+            pci: Some("00000000:1b:00".into()),
+            raw: format!("NVRM: Xid (PCI:0000:1b:00): {code}, {message}"),
+            message,
+            ..XidEvent::default()
+        };
+        self.sent += 1;
+        Telemetry::Event(event)
+    }
+}
+
+impl Source for Busy {
+    fn next(&mut self) -> Result<Option<Telemetry>, SourceError> {
+        if let Some(ready) = self.ready.pop_front() {
+            return Ok(Some(ready));
+        }
+        let Some(record) = self.fleet.next()? else {
+            return Ok(if self.sent < self.events { Some(self.event()) } else { None });
+        };
+        let due = (record.newest_at() - self.start_at) * self.events / self.span;
+        while self.sent < due.min(self.events) {
+            let event = self.event();
+            self.ready.push_back(event);
+        }
+        self.ready.push_back(record);
+        Ok(self.ready.pop_front())
+    }
+}
