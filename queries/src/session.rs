@@ -87,7 +87,7 @@ impl Session {
         let answer = self.collect(sql, parameters);
         tokio::time::timeout(self.limits.time, answer)
             .await
-            .map_err(|_| QueryError::TooSlow(self.limits.time.as_secs()))?
+            .map_err(|_| QueryError::TooSlow(self.limits.time.as_millis()))?
     }
 
     async fn collect(&self, sql: &str, parameters: &[(String, String)]) -> Result<Answer, QueryError> {

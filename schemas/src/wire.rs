@@ -5,6 +5,7 @@
 //! does not know are refused by name, never guessed at. Decoding reuses what the last record allocated.
 
 mod bytes;
+mod canonical;
 mod decode;
 mod encode;
 mod schema;
@@ -13,11 +14,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use apache_avro::Schema;
-use apache_avro::rabin::Rabin;
 
 use crate::metric::MetricSet;
 use crate::record::{GpuBatch, Incident, Telemetry, Tick, XidEvent};
 use bytes::Cursor;
+use canonical::fingerprint;
 use schema::RecordNode;
 
 /// Larger records are refused unread: a broker's default limit is 1 MiB.
@@ -69,13 +70,6 @@ impl DecodeError {
     }
 }
 
-fn fingerprint(schema: &Schema) -> u64 {
-    let print = schema.fingerprint::<Rabin>();
-    let mut bytes = [0u8; 8];
-    bytes.copy_from_slice(&print.bytes[..8]);
-    u64::from_le_bytes(bytes)
-}
-
 /// Writes records with the newest released schema of their type.
 #[derive(Clone, Debug)]
 pub struct Encoder {
@@ -92,9 +86,9 @@ impl Default for Encoder {
             header[..2].copy_from_slice(&MAGIC);
             let newest =
                 RELEASED.iter().rev().find(|(file, _)| file.split_once('.').is_some_and(|(stem, _)| stem == name));
-            let schema = newest.and_then(|(_, text)| Schema::parse_str(text).ok());
-            let schema = schema.expect("a released schema parses; a test holds that");
-            header[2..].copy_from_slice(&fingerprint(&schema).to_le_bytes());
+            let print = newest.and_then(|(_, text)| fingerprint(text).ok());
+            let print = print.expect("a released schema has a fingerprint; a test holds that");
+            header[2..].copy_from_slice(&print.to_le_bytes());
             header
         };
         Encoder {
@@ -160,9 +154,8 @@ impl Decoder {
 
     /// Adds a writer's schema, so that records written with it can be read.
     pub fn learn(&mut self, schema: &str) -> Result<(), String> {
-        let schema = Schema::parse_str(schema).map_err(|error| error.to_string())?;
-        let compiled = schema::compile(&schema)?;
-        self.writers.insert(fingerprint(&schema), compiled);
+        let parsed = Schema::parse_str(schema).map_err(|error| error.to_string())?;
+        self.writers.insert(fingerprint(schema)?, schema::compile(&parsed)?);
         Ok(())
     }
 

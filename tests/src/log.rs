@@ -53,9 +53,18 @@ impl Log {
     /// The arguments that point a program at this log.
     pub fn arguments(&self) -> Vec<String> {
         let partitions = PARTITIONS.to_string();
-        ["--brokers", &self.brokers, "--topic-prefix", &self.prefix, "--partitions", &partitions, "--stop-when-idle", "2s"]
-            .map(str::to_owned)
-            .to_vec()
+        [
+            "--brokers",
+            &self.brokers,
+            "--topic-prefix",
+            &self.prefix,
+            "--partitions",
+            &partitions,
+            "--stop-when-idle",
+            "2s",
+        ]
+        .map(str::to_owned)
+        .to_vec()
     }
 
     /// The incidents' bytes in the topic, by task and number. A number that stands there twice must be the same bytes.
@@ -119,7 +128,13 @@ impl Busy {
         let code = [13, 31, 43, 63, 74][self.sent as usize % 5];
         let message = format!("number {}", self.sent);
         let event = XidEvent {
-            origin: Origin { host: "stormy".into(), boot_id: "b".into(), seq: self.sent, observed_at: at, ..Origin::default() },
+            origin: Origin {
+                host: "stormy".into(),
+                boot_id: "b".into(),
+                seq: self.sent,
+                observed_at: at,
+                ..Origin::default()
+            },
             labels: Labels::default(),
             kind: EventKind::Xid,
             code: Some(code),

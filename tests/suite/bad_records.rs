@@ -94,7 +94,11 @@ fn check_dead_letters(log: &Log, lake: &std::path::Path, injected: &BTreeMap<Str
         );
         assert_eq!(number(lake, &row), 1, "{row}");
         assert_eq!(message.key(), Some(&b"bad"[..]));
-        assert!(bad().iter().any(|(reason, bytes)| *reason == headers["reason"] && bytes == message.payload().unwrap_or_default()));
+        assert!(
+            bad()
+                .iter()
+                .any(|(reason, bytes)| *reason == headers["reason"] && bytes == message.payload().unwrap_or_default())
+        );
         *letters.entry(headers["reason"].to_owned()).or_default() += 1;
     }
     assert_eq!(&letters, injected);

@@ -15,7 +15,13 @@ fn topics_are_created_once_verified_after_and_a_difference_is_told() {
         run("gpufleet", &arguments, folder.path())
     };
     let created = apply("3");
-    assert_eq!((created.code, created.stdout.matches("created").count()), (0, 3), "{}{}", created.stdout, created.stderr);
+    assert_eq!(
+        (created.code, created.stdout.matches("created").count()),
+        (0, 3),
+        "{}{}",
+        created.stdout,
+        created.stderr
+    );
     let verified = apply("3");
     assert_eq!((verified.code, verified.stdout.matches("verified").count()), (0, 3), "{}", verified.stdout);
     let differs = apply("5");
@@ -27,8 +33,13 @@ fn topics_are_created_once_verified_after_and_a_difference_is_told() {
 fn a_partition_count_that_does_not_match_refuses_to_start() {
     let log = Log::create(kafka::shared().bootstrap());
     let folder = tempfile::tempdir().expect("a folder");
-    std::fs::write(folder.path().join("smi.csv"), "timestamp, index, temperature.gpu\n2026/03/02 09:00:00.112, 0, 45\n").expect("writes");
-    for (name, command) in [("gpufleet-collector", vec!["publish", "smi.csv"]), ("gpufleet-processor", vec!["detect"])] {
+    std::fs::write(
+        folder.path().join("smi.csv"),
+        "timestamp, index, temperature.gpu\n2026/03/02 09:00:00.112, 0, 45\n",
+    )
+    .expect("writes");
+    for (name, command) in [("gpufleet-collector", vec!["publish", "smi.csv"]), ("gpufleet-processor", vec!["detect"])]
+    {
         let more = ["--brokers", &log.brokers, "--topic-prefix", &log.prefix, "--partitions", "7"];
         let refused = run(name, &[&command[..], &more[..]].concat(), folder.path());
         assert_eq!(refused.code, 3, "{}", refused.stderr);

@@ -49,7 +49,10 @@ fn check_rows(lake: &Path, log: &Log) {
     assert_eq!(number(lake, "SELECT count(*) FROM gpu_samples"), samples);
     assert_eq!(number(lake, &format!("SELECT count(*) FROM (SELECT DISTINCT {KEY} FROM gpu_samples)")), samples);
     assert_eq!(number(lake, "SELECT count(*) FROM xid_events"), events);
-    assert_eq!(number(lake, "SELECT count(*) FROM (SELECT DISTINCT log_id, partition, \"offset\" FROM xid_events)"), events);
+    assert_eq!(
+        number(lake, "SELECT count(*) FROM (SELECT DISTINCT log_id, partition, \"offset\" FROM xid_events)"),
+        events
+    );
     assert_eq!(number(lake, "SELECT count(*) FROM (SELECT DISTINCT host, boot_id, seq FROM xid_events)"), events);
     let incidents = i64::try_from(log.incidents().len()).unwrap();
     assert_eq!(number(lake, "SELECT count(*) FROM incidents"), incidents);
@@ -88,9 +91,11 @@ fn rows_equal_acknowledged_samples_however_the_archive_is_killed() {
 
 #[test]
 fn incidents_equal_an_offline_replay_however_detection_is_killed() {
-    for (seed, point) in
-        [(1, "detect.before_acknowledgement"), (2, "detect.before_acknowledgement:4"), (3, "detect.after_acknowledgement:2")]
-    {
+    for (seed, point) in [
+        (1, "detect.before_acknowledgement"),
+        (2, "detect.before_acknowledgement:4"),
+        (3, "detect.after_acknowledgement:2"),
+    ] {
         let mut log = Log::create(kafka::shared().bootstrap());
         log.publish(&mut Busy::new(seed, 8, 900, 100));
         killed_and_run_again("detect", &log, &[], point);

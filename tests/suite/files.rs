@@ -27,15 +27,25 @@ fn check(file: &str, rows: i64, gpus: i64, lake: &Path) {
         "01-default-csv.csv" => {
             let power = one("SELECT max(power_draw_milliwatts) AS w FROM gpu_samples");
             assert_eq!(power, [json!({"w": 688_120})]);
-            let hot = one("SELECT gpu_index, date_part('second', observed_at) AS s FROM gpu_samples WHERE clocks_event_reasons = 32");
-            assert_eq!((&hot[0]["gpu_index"], hot[0]["s"].as_f64().map(f64::floor), hot.len()), (&json!(0), Some(1.0), 1));
+            let hot = one(
+                "SELECT gpu_index, date_part('second', observed_at) AS s FROM gpu_samples WHERE clocks_event_reasons = 32",
+            );
+            assert_eq!(
+                (&hot[0]["gpu_index"], hot[0]["s"].as_f64().map(f64::floor), hot.len()),
+                (&json!(0), Some(1.0), 1)
+            );
             assert_eq!(number(lake, "SELECT count(*) FROM gpu_samples WHERE gpu_uuid LIKE 'GPU-0a1b2c3d-%'"), rows);
         }
         "02-nounits.csv" => {
-            let rows = one("SELECT gpu_uuid, host, power_draw_milliwatts AS w, memory_used_bytes AS b FROM gpu_samples ORDER BY observed_at");
+            let rows = one(
+                "SELECT gpu_uuid, host, power_draw_milliwatts AS w, memory_used_bytes AS b FROM gpu_samples ORDER BY observed_at",
+            );
             let host = rows[0]["host"].as_str().expect("a host");
             assert_eq!(rows[0]["gpu_uuid"], format!("{host}#0"));
-            assert_eq!((&rows[0]["w"], &rows[1]["w"], &rows[0]["b"]), (&json!(402_310), &json!(398_700), &json!(70_123_i64 << 20)));
+            assert_eq!(
+                (&rows[0]["w"], &rows[1]["w"], &rows[0]["b"]),
+                (&json!(402_310), &json!(398_700), &json!(70_123_i64 << 20))
+            );
         }
         "03-not-available.csv" => check_not_available(lake),
         "04-reasons-as-words.csv" => {
@@ -43,7 +53,9 @@ fn check(file: &str, rows: i64, gpus: i64, lake: &Path) {
             assert_eq!(masks, [json!({"m": 0x4}), json!({"m": 0x48})]);
         }
         "05-utf16-crlf.csv" => {
-            let rows = one("SELECT temperature_gpu_celsius AS t, power_draw_milliwatts AS w FROM gpu_samples ORDER BY observed_at");
+            let rows = one(
+                "SELECT temperature_gpu_celsius AS t, power_draw_milliwatts AS w FROM gpu_samples ORDER BY observed_at",
+            );
             assert_eq!(rows, [json!({"t": 45, "w": 90_110}), json!({"t": 46, "w": 91_020})]);
         }
         "06-restarted-twice.csv" => {
@@ -96,7 +108,16 @@ fn every_smi_case_becomes_its_rows_by_publish_to_kafka() {
         let log = Log::create(kafka::shared().bootstrap());
         let folder = tempfile::tempdir().expect("a folder");
         let path = cases.join(&file);
-        let publish = ["publish", path.to_str().expect("a path"), "--brokers", &log.brokers, "--topic-prefix", &log.prefix, "--partitions", "4"];
+        let publish = [
+            "publish",
+            path.to_str().expect("a path"),
+            "--brokers",
+            &log.brokers,
+            "--topic-prefix",
+            &log.prefix,
+            "--partitions",
+            "4",
+        ];
         let done = run("gpufleet-collector", &publish, folder.path());
         assert_eq!(done.code, 0, "{}", done.stderr);
         let mut archive = vec!["archive".to_owned()];

@@ -11,7 +11,8 @@ use gpufleet_tests::programs::{python, run, workspace};
 
 #[test]
 fn fastavro_reads_our_batches() {
-    let mut block = GpuBlock { gpu_uuid: "GPU-1".into(), tier_ticks: [vec![0, 1, 2], vec![0], vec![]], ..GpuBlock::default() };
+    let mut block =
+        GpuBlock { gpu_uuid: "GPU-1".into(), tier_ticks: [vec![0, 1, 2], vec![0], vec![]], ..GpuBlock::default() };
     block.series[Metric::PowerDraw.index()] = Series::dense(vec![688_120, 690_000, 300_000]);
     block.series[Metric::ClockSm.index()] = Series::sparse(&[Some(1980), None, Some(1230)]);
     block.series[Metric::Energy.index()] = Series::dense(vec![1_234_567_890_123]);
@@ -48,7 +49,11 @@ fn fastavro_reads_our_batches() {
     let value = &lines[0]["value"];
     assert_eq!(value["origin"]["observed_at"], 1_772_442_000_112_345_i64);
     let gpu = &value["gpus"][0];
-    assert_eq!(gpu["power_draw_milliwatts"], serde_json::json!([688_120, 1_880, -390_000]), "differences from tick to tick");
+    assert_eq!(
+        gpu["power_draw_milliwatts"],
+        serde_json::json!([688_120, 1_880, -390_000]),
+        "differences from tick to tick"
+    );
     assert_eq!(gpu["clock_sm_megahertz"], serde_json::json!({"present": "05", "values": [1980, -750]}));
     assert_eq!(gpu["energy_millijoules"], serde_json::json!([1_234_567_890_123_i64]));
     assert!(gpu["temperature_gpu_celsius"].is_null(), "not read is absent, never 0");
@@ -57,7 +62,8 @@ fn fastavro_reads_our_batches() {
 #[test]
 fn duckdb_counts_the_rows_that_we_count() {
     let folder = tempfile::tempdir().expect("a folder");
-    let done = run("gpufleet",
+    let done = run(
+        "gpufleet",
         &["demo", "--for", "3s", "--gpus", "8", "--seed", "9", "--lake", "lake", "--format", "json"],
         folder.path(),
     );

@@ -91,7 +91,7 @@ pub fn connect(brokers: &str, topics: &[&str], patience: Duration) -> Result<(St
     let start = Instant::now();
     let mut pause = Duration::from_millis(250);
     loop {
-        match consumer.fetch_metadata(None, METADATA_TIMEOUT) {
+        match consumer.fetch_metadata(None, METADATA_TIMEOUT.min(patience)) {
             Ok(metadata) => {
                 let layout = metadata
                     .topics()

@@ -159,7 +159,7 @@ struct LakeArgs {
 #[derive(Args)]
 struct IncidentsArgs {
     /// open, resolved or any
-    #[arg(long, default_value = "any")]
+    #[arg(long, default_value = "any", value_parser = ["open", "resolved", "any"])]
     state: String,
     /// A kind, such as thermal_throttle
     #[arg(long, default_value = "any")]
