@@ -14,3 +14,6 @@ pub mod xid;
 pub use config::DetectorsConfig;
 pub use detector::{Detector, Source};
 pub use task::Task;
+
+#[cfg(test)]
+mod tests;

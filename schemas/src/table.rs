@@ -227,7 +227,7 @@ fn loss_columns() -> Vec<Column> {
 /// `docs/reference/tables.md`.
 pub fn reference() -> String {
     let mut page = String::from(
-        "# Tables of the lake\n\nGenerated from `schemas/src/table.rs` (`UPDATE=1 cargo test --release -p gpufleet-schemas`). Do not edit.\n",
+        "# Tables of the lake\n\nGenerated from `schemas/src/table.rs` (`UPDATE=1 cargo test --release --workspace --lib`). Do not edit.\n",
     );
     for table in Table::ALL {
         page += &format!(

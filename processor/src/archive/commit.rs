@@ -188,7 +188,7 @@ impl TableCommits {
 }
 
 /// Encodings that fit the columns (measured: `docs/adr/0002-parquet-layout.md`).
-fn writer_properties(table: Table, rows: &RecordBatch) -> WriterProperties {
+pub fn writer_properties(table: Table, rows: &RecordBatch) -> WriterProperties {
     let mut properties = WriterProperties::builder()
         .set_compression(Compression::ZSTD(ZstdLevel::default()))
         .set_max_row_group_row_count(Some(ROWS_PER_GROUP))

@@ -19,7 +19,7 @@ use crate::engine::book::TaskId;
 use crate::engine::{Book, Clock, Entities, Entity, Finding};
 
 /// The metrics that some detector reads; the decoder steps over the others.
-const WANTED: MetricSet = MetricSet::of(&[
+pub const WANTED: MetricSet = MetricSet::of(&[
     Metric::ClocksEventReasons,
     Metric::ClockSm,
     Metric::TemperatureGpu,
