@@ -51,9 +51,16 @@ impl Layout {
         let text = RELEASED.iter().rev().find(|(name, _)| name.starts_with("gpu_batch")).map(|(_, text)| *text);
         let mut schema: Value = serde_json::from_str(text.unwrap_or_default()).expect("a released schema is JSON");
         match self {
-            Layout::Differences | Layout::Longs => {}
+            // arrow-avro 59.3 fails on the third branch of the metrics ("Offsets must be non-negative"), which no record
+            // here uses; without it the bytes are the same.
+            Layout::Differences | Layout::Longs => {
+                for (field, _) in block_fields(&mut schema).iter_mut().filter_map(with_metric) {
+                    field["type"].as_array_mut().expect("a union").truncate(2);
+                }
+            }
             Layout::Floats => {
                 for (field, metric) in block_fields(&mut schema).iter_mut().filter_map(with_metric) {
+                    field["type"].as_array_mut().expect("a union").truncate(2);
                     field["type"][1]["items"] = json!(if metric.width() == Width::Int { "float" } else { "double" });
                 }
             }
