@@ -4,7 +4,6 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use gpufleet_collector::cli::RecordingArgs;
@@ -13,10 +12,9 @@ use gpufleet_collector::publisher::{Pace, Publisher};
 use gpufleet_collector::source::live::Live;
 use gpufleet_collector::source::recording::Recording;
 use gpufleet_runtime::exit::{Failure, finish, print};
-use gpufleet_runtime::kafka;
+use gpufleet_runtime::kafka::{self, BrokerArgs};
 use gpufleet_runtime::logging::{self, LogFormat};
 use gpufleet_runtime::progress::Progress;
-use gpufleet_runtime::topics::DEFAULT_PARTITIONS;
 use gpufleet_schemas::Topics;
 use gpufleet_schemas::catalogue::advice;
 use gpufleet_schemas::record::Labels;
@@ -72,28 +70,11 @@ enum DecodeFormat {
     Json,
 }
 
-#[derive(clap::Args)]
-struct BrokerArgs {
-    #[arg(long, value_name = "HOST:PORT", env = "GPUFLEET_BROKERS")]
-    brokers: String,
-    /// Partitions of the telemetry topic; must be what the topic has
-    #[arg(long, default_value_t = DEFAULT_PARTITIONS, value_parser = clap::value_parser!(i32).range(1..=1024))]
-    partitions: i32,
-    /// Goes before the topics' names, for a cluster that is shared
-    #[arg(long, value_name = "PREFIX", default_value = "")]
-    topic_prefix: String,
-    /// How long to wait for a broker at start
-    #[arg(long, value_name = "SPAN", default_value = "30s", value_parser = humantime::parse_duration)]
-    patience: Duration,
-}
-
-impl BrokerArgs {
-    fn publisher(&self, clock: Option<&str>) -> Result<Publisher, Failure> {
-        let topics = Topics::with_prefix(&self.topic_prefix);
-        let (_, layout) = kafka::connect(&self.brokers, &[&topics.telemetry], self.patience)?;
-        kafka::require(&layout, &topics.telemetry, self.partitions, &self.brokers)?;
-        Publisher::open(&self.brokers, &topics.telemetry, self.partitions, clock)
-    }
+fn open_publisher(broker: &BrokerArgs, clock: Option<&str>) -> Result<Publisher, Failure> {
+    let topics = Topics::with_prefix(&broker.topic_prefix);
+    let (_, layout) = kafka::connect(&broker.brokers, &[&topics.telemetry], broker.patience)?;
+    kafka::require(&layout, &topics.telemetry, broker.partitions, &broker.brokers)?;
+    Publisher::open(&broker.brokers, &topics.telemetry, broker.partitions, clock)
 }
 
 /// Where this host stands.
@@ -123,7 +104,7 @@ fn run(broker: &BrokerArgs, config: Option<&Path>, kmsg: &Path) -> Result<(), Fa
     let labels =
         Labels { site: config.site, row: config.row, rack: config.rack, feeds: config.feeds, driver_version: None };
     let mut live = Live::open(labels, config.host, kmsg).map_err(Failure::from)?;
-    let mut publisher = broker.publisher(None)?;
+    let mut publisher = open_publisher(broker, None)?;
     let stop = Progress::new(0);
     stop.stop_on_signal()?;
     publisher.run(&mut live, &Pace::Unbound, &mut |_| !stop.stopping())
@@ -131,7 +112,7 @@ fn run(broker: &BrokerArgs, config: Option<&Path>, kmsg: &Path) -> Result<(), Fa
 
 fn publish(files: &[PathBuf], broker: &BrokerArgs, recording: &RecordingArgs, again: bool) -> Result<(), Failure> {
     let mut recording = Recording::open(files, &recording.options(again)?).map_err(Failure::from)?;
-    let mut publisher = broker.publisher(Some("recording"))?;
+    let mut publisher = open_publisher(broker, Some("recording"))?;
     let acknowledged = publisher.acknowledged();
     publisher.run(&mut recording, &Pace::Unbound, &mut |_| true)?;
     let mut text = format!("{} samples and {} events acknowledged\n", acknowledged.samples(), acknowledged.events());

@@ -4,14 +4,15 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 use gpufleet_processor::detect::DetectorsConfig;
 use gpufleet_processor::detect::config::KINDS;
 use gpufleet_processor::{archive, detect};
 use gpufleet_runtime::exit::{Failure, finish, print};
+use gpufleet_runtime::kafka::BrokerArgs;
 use gpufleet_runtime::logging::{self, LogFormat};
 use gpufleet_runtime::progress::Progress;
-use gpufleet_runtime::topics::{DEFAULT_PARTITIONS, INCIDENT_PARTITIONS};
+use gpufleet_runtime::topics::INCIDENT_PARTITIONS;
 use gpufleet_schemas::Topics;
 use gpufleet_schemas::instant;
 
@@ -35,6 +36,9 @@ enum Command {
     Detect {
         #[command(flatten)]
         broker: BrokerArgs,
+        /// End when no record has come for so long (default: run for ever)
+        #[arg(long, value_name = "SPAN", value_parser = humantime::parse_duration)]
+        stop_when_idle: Option<Duration>,
         /// Thresholds that override the shipped detectors.toml
         #[arg(long, value_name = "FILE")]
         detectors: Option<PathBuf>,
@@ -46,6 +50,9 @@ enum Command {
     Archive {
         #[command(flatten)]
         broker: BrokerArgs,
+        /// End when no record has come for so long (default: run for ever)
+        #[arg(long, value_name = "SPAN", value_parser = humantime::parse_duration)]
+        stop_when_idle: Option<Duration>,
         /// Folder of the lake
         #[arg(long, value_name = "DIR", env = "GPUFLEET_LAKE")]
         lake: PathBuf,
@@ -58,35 +65,26 @@ enum Command {
     },
 }
 
-#[derive(Args)]
-struct BrokerArgs {
-    #[arg(long, value_name = "HOST:PORT", env = "GPUFLEET_BROKERS")]
-    brokers: String,
-    /// Partitions of the telemetry topic; must be what the topic has
-    #[arg(long, default_value_t = DEFAULT_PARTITIONS, value_parser = clap::value_parser!(i32).range(1..=1024))]
-    partitions: i32,
-    /// Goes before the topics' names, for a cluster that is shared
-    #[arg(long, value_name = "PREFIX", default_value = "")]
-    topic_prefix: String,
-    /// How long to wait for a broker at start
-    #[arg(long, value_name = "SPAN", default_value = "30s", value_parser = humantime::parse_duration)]
-    patience: Duration,
-    /// End when no record has come for so long (default: run for ever)
-    #[arg(long, value_name = "SPAN", value_parser = humantime::parse_duration)]
-    stop_when_idle: Option<Duration>,
-}
-
 fn main() -> ExitCode {
     let cli = Cli::parse();
     logging::start("info", cli.log_format);
     let result = match cli.command {
-        Command::Detect { broker, detectors, disable } => detect(broker, detectors.as_deref(), &disable),
-        Command::Archive { broker, lake, flush_rows, flush_every } => archive(broker, lake, flush_rows, flush_every),
+        Command::Detect { broker, stop_when_idle, detectors, disable } => {
+            detect(broker, stop_when_idle, detectors.as_deref(), &disable)
+        }
+        Command::Archive { broker, stop_when_idle, lake, flush_rows, flush_every } => {
+            archive(broker, stop_when_idle, lake, flush_rows, flush_every)
+        }
     };
     finish("gpufleet-processor", result)
 }
 
-fn detect(broker: BrokerArgs, detectors: Option<&std::path::Path>, disable: &[String]) -> Result<(), Failure> {
+fn detect(
+    broker: BrokerArgs,
+    stop_when_idle: Option<Duration>,
+    detectors: Option<&std::path::Path>,
+    disable: &[String],
+) -> Result<(), Failure> {
     let mut config = DetectorsConfig::load(detectors)?;
     disable.iter().try_for_each(|kind| config.disable(kind))?;
     let progress = Progress::new(broker.partitions);
@@ -98,7 +96,7 @@ fn detect(broker: BrokerArgs, detectors: Option<&std::path::Path>, disable: &[St
         log_id: None,
         config,
         patience: broker.patience,
-        stop_when_idle: broker.stop_when_idle,
+        stop_when_idle,
     };
     let report = detect::consumer::run(&options, &progress, |incident| {
         tracing::info!(
@@ -125,7 +123,13 @@ fn detect(broker: BrokerArgs, detectors: Option<&std::path::Path>, disable: &[St
     ))
 }
 
-fn archive(broker: BrokerArgs, lake: PathBuf, flush_rows: usize, flush_every: Duration) -> Result<(), Failure> {
+fn archive(
+    broker: BrokerArgs,
+    stop_when_idle: Option<Duration>,
+    lake: PathBuf,
+    flush_rows: usize,
+    flush_every: Duration,
+) -> Result<(), Failure> {
     let telemetry = Progress::new(broker.partitions);
     telemetry.stop_on_signal()?;
     let options = archive::consumer::Options {
@@ -137,7 +141,7 @@ fn archive(broker: BrokerArgs, lake: PathBuf, flush_rows: usize, flush_every: Du
         flush_rows,
         flush_every,
         patience: broker.patience,
-        stop_when_idle: broker.stop_when_idle,
+        stop_when_idle,
     };
     let report = archive::consumer::run(&options, &telemetry, &Progress::new(INCIDENT_PARTITIONS))?;
     print(&format!(

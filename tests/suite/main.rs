@@ -3,7 +3,9 @@
 mod bad_records;
 mod cli;
 mod cluster;
+mod demo;
 mod docs;
+mod embedded;
 mod exactly_once;
 mod files;
 mod readers;

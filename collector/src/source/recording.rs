@@ -237,6 +237,10 @@ struct Opening<'a> {
 impl Opening<'_> {
     fn file(&self, path: &Path) -> Result<Found, SourceError> {
         let problem = |error: std::io::Error| SourceError::unreadable(&self.name, &error);
+        // A device or a pipe may never end, and a file is read twice.
+        if !std::fs::metadata(path).map_err(problem)?.is_file() {
+            return Err(problem(std::io::Error::other("it is no regular file")));
+        }
         let mut input = Hashing::new(File::open(path).map_err(problem)?);
         let modified = input.inner.metadata().and_then(|metadata| metadata.modified()).map_or(0, micros);
         let head = input.finish().map_err(problem)?;

@@ -17,8 +17,25 @@ use rdkafka::producer::{BaseRecord, DeliveryResult, Producer, ProducerContext, T
 use rdkafka::{Offset, TopicPartitionList};
 
 use crate::exit::Failure;
+use crate::topics::DEFAULT_PARTITIONS;
 
 const METADATA_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Options of every command that talks to a cluster.
+#[derive(clap::Args, Clone, Debug)]
+pub struct BrokerArgs {
+    #[arg(long, value_name = "HOST:PORT", env = "GPUFLEET_BROKERS")]
+    pub brokers: String,
+    /// Partitions of the telemetry topic; must be what the topic has
+    #[arg(long, default_value_t = DEFAULT_PARTITIONS, value_parser = clap::value_parser!(i32).range(1..=1024))]
+    pub partitions: i32,
+    /// Goes before the topics' names, for a cluster that is shared
+    #[arg(long, value_name = "PREFIX", default_value = "")]
+    pub topic_prefix: String,
+    /// How long to wait for a broker at start
+    #[arg(long, value_name = "SPAN", default_value = "30s", value_parser = humantime::parse_duration)]
+    pub patience: Duration,
+}
 
 /// Turns librdkafka's talk into our log: what repeats is said once.
 #[derive(Debug, Default)]
