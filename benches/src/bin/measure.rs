@@ -187,15 +187,15 @@ fn spread(values: &[f64]) -> (f64, f64, f64) {
 }
 
 fn report(fleet: &Fleet, parts: &[Part], wire: &[(&str, (f64, f64))], parquet: f64) -> Result<(), Failure> {
-    println!("{:<30} {:>10} {:>10} {:>10}", "million samples a second", "median", "min", "max");
+    println!("{:<38} {:>10} {:>10} {:>10}", "million samples a second", "median", "min", "max");
     let mut rates = serde_json::Map::new();
     for Part { name, rates: rounds, .. } in parts {
         let (min, median, max) = spread(rounds);
-        println!("{name:<30} {:>10.3} {:>10.3} {:>10.3}", median / 1e6, min / 1e6, max / 1e6);
+        println!("{name:<38} {:>10.3} {:>10.3} {:>10.3}", median / 1e6, min / 1e6, max / 1e6);
         rates.insert(name.clone(), json!({ "median": median, "min": min, "max": max, "rounds": rounds }));
     }
 
-    println!("\n{:<30} {:>10} {:>10} {:>10}", "times as fast as", "median", "min", "max");
+    println!("\n{:<38} {:>10} {:>10} {:>10}", "times as fast as", "median", "min", "max");
     let mut ratios = serde_json::Map::new();
     let ours = Layout::Differences.name();
     for (part, baseline) in
@@ -205,17 +205,17 @@ fn report(fleet: &Fleet, parts: &[Part], wire: &[(&str, (f64, f64))], parquet: f
         let (Some(above), Some(below)) = (rounds(part), rounds(&baseline)) else { continue };
         let paired: Vec<f64> = above.iter().zip(below).map(|(above, below)| above / below).collect();
         let ((min, median, max), name) = (spread(&paired), format!("{part} / {baseline}"));
-        println!("{name:<30} {median:>9.2} {min:>10.2} {max:>10.2}");
+        println!("{name:<38} {median:>10.2} {min:>10.2} {max:>10.2}");
         ratios.insert(name, json!({ "median": median, "min": min, "max": max }));
     }
 
-    println!("\n{:<30} {:>10} {:>10}", "bytes a sample", "raw", "zstd 1");
+    println!("\n{:<38} {:>10} {:>10}", "bytes a sample", "raw", "zstd 1");
     let mut sizes = serde_json::Map::new();
     for (layout, (raw, packed)) in wire {
-        println!("{:<30} {raw:>10.2} {packed:>10.2}", format!("wire, {layout}"));
+        println!("{:<38} {raw:>10.2} {packed:>10.2}", format!("wire, {layout}"));
         sizes.insert((*layout).to_owned(), json!({ "raw": raw, "zstd_1": packed }));
     }
-    println!("{:<30} {:>10} {parquet:>10.2}", "Parquet", "");
+    println!("{:<38} {:>10} {parquet:>10.2}", "Parquet", "");
 
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let measured_at = instant::text(i64::try_from(now.as_micros())?);
