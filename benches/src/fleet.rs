@@ -52,7 +52,7 @@ impl Fleet {
     pub fn batches(&self) -> impl Iterator<Item = &GpuBatch> {
         self.records.iter().filter_map(|record| match record {
             Telemetry::Batch(batch) => Some(batch),
-            Telemetry::Event(_) | Telemetry::Tick(_) => None,
+            Telemetry::Event(_) | Telemetry::Tick(_) | Telemetry::Topology(_) => None,
         })
     }
 }

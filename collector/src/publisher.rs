@@ -3,7 +3,6 @@
 //! The publisher waits while the producer's bounded queue is full, and while a reader that it was told to heed is too
 //! far behind; it never drops what a source has handed over.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -57,7 +56,6 @@ pub struct Publisher {
     /// Names the source of time in ticks; none leaves time to the records themselves.
     clock: Option<String>,
     buffer: Vec<u8>,
-    used: BTreeSet<i32>,
     ticked: Option<i64>,
     acknowledged: Acknowledged,
     heed: Vec<Progress>,
@@ -75,7 +73,6 @@ impl Publisher {
             partitions,
             clock: clock.map(str::to_owned),
             buffer: Vec::new(),
-            used: BTreeSet::new(),
             ticked: None,
             acknowledged: Acknowledged::default(),
             heed: Vec::new(),
@@ -123,15 +120,15 @@ impl Publisher {
             Telemetry::Batch(batch) => (batch.origin.host.as_str(), batch.sample_count() as u64, 0),
             Telemetry::Event(event) => (event.origin.host.as_str(), 0, 1),
             Telemetry::Tick(tick) => return self.tick_to(tick.tick_at),
+            Telemetry::Topology(_) => return self.publish_everywhere(record),
         };
         let partition = partition_of(host, self.partitions);
-        self.used.insert(partition);
         self.tick_to(record.newest_at())?;
         self.encoder.telemetry(record, &mut self.buffer);
         let (bytes, acknowledged) = (self.buffer.len() as u64, self.acknowledged.clone());
         self.hold_back(partition, bytes);
         let to = Destination { topic: &self.topic, partition };
-        self.writer.send(to, host.as_bytes(), &self.buffer, &[], move |delivery| {
+        self.writer.send(to, host.as_bytes(), Some(&self.buffer), &[], move |delivery| {
             if delivery.is_ok() {
                 acknowledged.samples.fetch_add(samples, Ordering::SeqCst);
                 acknowledged.events.fetch_add(events, Ordering::SeqCst);
@@ -140,19 +137,30 @@ impl Publisher {
         })
     }
 
-    /// Writes a tick for every second up to `at`, to every partition that holds one of our hosts. A pause of more than
-    /// the engine ever looks ahead needs no tick for each of its seconds.
+    /// An epoch record: into every partition.
+    fn publish_everywhere(&mut self, record: &Telemetry) -> Result<(), Failure> {
+        self.encoder.telemetry(record, &mut self.buffer);
+        for partition in 0..self.partitions {
+            self.hold_back(partition, self.buffer.len() as u64);
+            let to = Destination { topic: &self.topic, partition };
+            self.writer.send(to, b"topology", Some(&self.buffer), &[], |_| {})?;
+        }
+        Ok(())
+    }
+
+    /// Writes a tick for every second up to `at` to every partition, so that one without data closes its windows too. A
+    /// pause of more than the engine ever looks ahead needs no tick for each of its seconds.
     fn tick_to(&mut self, at: i64) -> Result<(), Failure> {
         let Some(writer) = self.clock.clone() else { return Ok(()) };
         let second = at.div_euclid(SECOND);
         let from = self.ticked.map_or(second, |ticked| (ticked + 1).max(second - LINGER / SECOND));
         for second in from..=second {
-            for partition in self.used.clone() {
+            for partition in 0..self.partitions {
                 let tick = Telemetry::Tick(Tick { tick_at: second * SECOND, writer: writer.clone() });
                 self.encoder.telemetry(&tick, &mut self.buffer);
                 self.hold_back(partition, self.buffer.len() as u64);
                 let to = Destination { topic: &self.topic, partition };
-                self.writer.send(to, b"tick", &self.buffer, &[], |_| {})?;
+                self.writer.send(to, b"tick", Some(&self.buffer), &[], |_| {})?;
             }
             self.ticked = Some(second);
         }

@@ -13,7 +13,9 @@ use std::sync::{Arc, Mutex};
 
 use gpufleet_schemas::instant::SECOND;
 use gpufleet_schemas::metric::{METRIC_COUNT, Metric, Tier};
-use gpufleet_schemas::record::{GpuBatch, GpuBlock, Labels, Origin, PowerKind, Series, Telemetry};
+use gpufleet_schemas::record::{
+    GpuBatch, GpuBlock, Group, GroupKind, Labels, Origin, PowerKind, Series, Telemetry, Topology,
+};
 
 pub use fault::{Fault, Plan};
 pub use ledger::{Decoy, Label, Ledger};
@@ -25,6 +27,10 @@ use gpu::Gpu;
 
 /// GPUs of a host.
 pub const GPUS_PER_HOST: usize = 8;
+/// Where the fleet stands.
+const SITE: &str = "demo";
+/// What the feeds are rated for per GPU: its limit, and a tenth for the spikes that its sensor shows.
+const WATTS_PER_GPU: i64 = 770;
 const SLOW_PERIOD: i64 = SECOND;
 const HEALTH_PERIOD: i64 = 10 * SECOND;
 /// How long the simulated kernels have been up at the start: their stamps count from there.
@@ -73,7 +79,7 @@ impl Simulator {
                 Host {
                     name: format!("node-{host:03}"),
                     labels: Labels {
-                        site: Some("demo".to_owned()),
+                        site: Some(SITE.to_owned()),
                         row: Some(format!("row-{}", host / 16)),
                         rack: Some(format!("rack-{:02}", host / 4)),
                         feeds: vec!["A".to_owned(), "B".to_owned()],
@@ -88,11 +94,12 @@ impl Simulator {
             .collect();
         let plan = Plan::draw(options.seed, options.gpus, options.span);
         let ledger = Ledger { labels: Vec::new(), decoys: plan.decoys(&|gpu| name_of(&fleet, gpu)) };
+        let topology = topology(&fleet, options.start_at);
         Simulator {
             now: options.start_at,
             hosts: fleet,
             plan,
-            ready: VecDeque::new(),
+            ready: VecDeque::from([Telemetry::Topology(topology)]),
             ledger: Arc::new(Mutex::new(ledger)),
             options,
         }
@@ -148,6 +155,20 @@ impl Simulator {
         }
         Ok(())
     }
+}
+
+/// Two feeds that every host hangs on half by half, rated for every GPU at its limit.
+fn topology(hosts: &[Host], epoch_at: i64) -> Topology {
+    let names: Vec<String> = hosts.iter().map(|host| host.name.clone()).collect();
+    let gpus: usize = hosts.iter().map(|host| host.gpus.len()).sum();
+    let rating_watts = i64::try_from(gpus).unwrap_or(i64::MAX).saturating_mul(WATTS_PER_GPU) / 2;
+    let feed = |feed: &str| Group {
+        kind: GroupKind::PowerDomain,
+        key: format!("{SITE}/{feed}"),
+        hosts: names.clone(),
+        rating_watts: Some(rating_watts),
+    };
+    Topology { epoch_at, writer: "simulator".to_owned(), groups: vec![feed("A"), feed("B")] }
 }
 
 fn name_of(hosts: &[Host], gpu: usize) -> (String, String) {

@@ -7,12 +7,14 @@ pub mod book;
 pub mod clock;
 pub mod entity;
 pub mod finding;
+pub mod machine;
 pub mod reorder;
 pub mod window;
 
 pub use book::Book;
-pub use clock::Clock;
+pub use clock::{Ahead, Clock};
 pub use entity::{Entities, Entity, GpuId};
 pub use finding::Finding;
+pub use machine::{Input, Machine, Output, Section, StateError};
 pub use reorder::{Fold, Reorder};
 pub use window::{Pane, Panes};

@@ -6,3 +6,5 @@
 pub mod archive;
 pub mod detect;
 pub mod engine;
+pub mod replay;
+pub mod worker;

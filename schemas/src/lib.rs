@@ -17,6 +17,8 @@ pub mod wire;
 pub struct Topics {
     /// What hosts publish, and ticks.
     pub telemetry: String,
+    /// What stage 1 of detection tells stage 2.
+    pub partials: String,
     /// What detection decides.
     pub incidents: String,
     /// Undecodable records of the other two, untouched, with where they came from as headers.
@@ -28,6 +30,7 @@ impl Topics {
     pub fn with_prefix(prefix: &str) -> Topics {
         Topics {
             telemetry: format!("{prefix}gpu.telemetry"),
+            partials: format!("{prefix}fleet.partials"),
             incidents: format!("{prefix}incidents"),
             dead_letters: format!("{prefix}gpu.telemetry.dlq"),
         }

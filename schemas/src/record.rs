@@ -3,7 +3,7 @@
 //! Their Avro forms lie in `schemas/avro`; [`crate::wire`] turns one into the other. Instants are microseconds UTC.
 //! Nothing here reads a clock or does I/O.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::metric::{METRIC_COUNT, Metric, Tier};
 
@@ -36,7 +36,7 @@ pub struct Lost {
 macro_rules! vocabulary {
     ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $text:literal,)* }) => {
         $(#[$meta])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         pub enum $name {
             /// Written by a later version than this reader.
@@ -118,6 +118,15 @@ vocabulary! {
     State {
         Open = "open",
         Resolved = "resolved",
+    }
+}
+
+vocabulary! {
+    /// What a set of hosts has in common.
+    GroupKind {
+        Job = "job",
+        PowerDomain = "power_domain",
+        Rack = "rack",
     }
 }
 
@@ -315,12 +324,87 @@ pub struct Tick {
     pub writer: String,
 }
 
+/// The layout of the fleet from an instant on: an epoch record. It enters every partition of the telemetry topic
+/// whenever it changes, so that no reader needs a second input.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Topology {
+    pub epoch_at: i64,
+    pub writer: String,
+    pub groups: Vec<Group>,
+}
+
+/// Hosts that belong together.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Group {
+    pub kind: GroupKind,
+    /// Name of the group: a job id, a rack, or a feed as `site/feed`.
+    pub key: String,
+    pub hosts: Vec<String>,
+    /// What a power domain may draw for long.
+    pub rating_watts: Option<i64>,
+}
+
 /// Everything that the telemetry topic carries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Telemetry {
     Batch(GpuBatch),
     Event(XidEvent),
     Tick(Tick),
+    Topology(Topology),
+}
+
+/// One host's part in a group over one pane: what stage 1 tells stage 2.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Partial {
+    /// Who computed it, and its number among that task's outputs: a reader drops what it has seen.
+    pub task: String,
+    pub emit_seq: i64,
+    pub group: GroupKind,
+    pub key: String,
+    pub host: String,
+    /// Start of the pane.
+    pub pane_at: i64,
+    /// GPUs that were read in the pane, and how many samples they gave.
+    pub gpus: i32,
+    pub samples: i64,
+    /// The host's share of the group's load in each second of the pane; none in a second without a sample.
+    pub milliwatts: Vec<Option<i64>>,
+    /// Input offsets that it rests on.
+    pub first_offset: i64,
+    pub last_offset: i64,
+}
+
+/// How far an upstream task has come, written to every partition of stage 2.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Watermark {
+    pub task: String,
+    pub emit_seq: i64,
+    pub watermark_at: i64,
+}
+
+/// A stage-2 task gives up waiting for an upstream task that is silent; an explicit record, so that replays agree.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Exclusion {
+    /// Who decided.
+    pub task: String,
+    pub emit_seq: i64,
+    pub excluded: String,
+    /// Where the excluded task stood.
+    pub watermark_at: i64,
+}
+
+/// Everything that the partials topic carries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Upstream {
+    Partial(Partial),
+    Watermark(Watermark),
+    Exclusion(Exclusion),
+    /// Passed on from stage 1, with the number that its task gave it.
+    Topology {
+        task: String,
+        emit_seq: i64,
+        topology: Topology,
+    },
 }
 
 impl Telemetry {
@@ -330,12 +414,13 @@ impl Telemetry {
             Telemetry::Batch(batch) => batch.tick_at(batch.ticks.len().saturating_sub(1)),
             Telemetry::Event(event) => event.origin.observed_at,
             Telemetry::Tick(tick) => tick.tick_at,
+            Telemetry::Topology(topology) => topology.epoch_at,
         }
     }
 }
 
 /// One reading or counter that made the case for an incident.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Evidence {
     pub at: i64,
     /// A metric, or what was counted.
@@ -347,8 +432,17 @@ pub struct Evidence {
     pub reset: bool,
 }
 
+/// Something that would be an incident, had it not the cause of another.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Explained {
+    pub kind: String,
+    pub code: Option<i32>,
+    pub onset_at: i64,
+    pub summary: String,
+}
+
 /// A span in which something was wrong, with its evidence and its life. One revision of it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Incident {
     /// Hash of the log, kind, entity and onset: a replay gives the same.
     pub id: String,
@@ -363,6 +457,8 @@ pub struct Incident {
     pub gpu_index: Option<i32>,
     pub pci: Option<String>,
     pub job_id: Option<String>,
+    /// Power domain, when the incident is about one and no host.
+    pub feed: Option<String>,
     /// Xid or SXid.
     pub code: Option<i32>,
     pub onset_at: i64,
@@ -382,6 +478,10 @@ pub struct Incident {
     /// What to do, most immediate first.
     pub actions: Vec<String>,
     pub evidence: Vec<Evidence>,
+    /// What else this cause brought about; none of it has a page of its own.
+    pub explains: Vec<Explained>,
+    /// Share of the expected hosts that were heard; none where one host speaks for itself.
+    pub coverage: Option<f64>,
     /// Kernel line that opened it.
     pub raw: Option<String>,
     pub log_id: String,

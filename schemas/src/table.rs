@@ -14,6 +14,8 @@ use crate::metric::{Metric, Width};
 pub enum Table {
     GpuSamples,
     XidEvents,
+    Ticks,
+    Topology,
     Incidents,
     Losses,
 }
@@ -45,12 +47,18 @@ fn timestamp() -> DataType {
 use DataType::{Boolean, Date32, Float64, Int32, Int64, Utf8};
 
 impl Table {
-    pub const ALL: [Table; 4] = [Table::GpuSamples, Table::XidEvents, Table::Incidents, Table::Losses];
+    pub const ALL: [Table; 6] =
+        [Table::GpuSamples, Table::XidEvents, Table::Ticks, Table::Topology, Table::Incidents, Table::Losses];
+
+    /// The tables that together hold the records of the telemetry topic.
+    pub const TELEMETRY: [Table; 4] = [Table::GpuSamples, Table::XidEvents, Table::Ticks, Table::Topology];
 
     pub const fn name(self) -> &'static str {
         match self {
             Table::GpuSamples => "gpu_samples",
             Table::XidEvents => "xid_events",
+            Table::Ticks => "ticks",
+            Table::Topology => "topology",
             Table::Incidents => "incidents",
             Table::Losses => "losses",
         }
@@ -65,6 +73,14 @@ impl Table {
             Table::XidEvents => {
                 "One row is one event that a kernel log, or NVML, reported. The key is (log_id, topic, partition, offset)."
             }
+            Table::Ticks => {
+                "One row is one tick: time as a record, which moves its partition's watermark. The key is (log_id, topic, \
+                 partition, offset)."
+            }
+            Table::Topology => {
+                "One row is one host in one group of a topology record: the layout of the fleet from `observed_at` on. The \
+                 key is (log_id, topic, partition, offset, position)."
+            }
             Table::Incidents => {
                 "One row is one revision of an incident; the highest revision of an id is its present. The key is (id, revision)."
             }
@@ -77,6 +93,8 @@ impl Table {
         columns.extend(match self {
             Table::GpuSamples => sample_columns(),
             Table::XidEvents => event_columns(),
+            Table::Ticks => tick_columns(),
+            Table::Topology => topology_columns(),
             Table::Incidents => incident_columns(),
             Table::Losses => loss_columns(),
         });
@@ -98,6 +116,8 @@ impl Table {
         match self {
             Table::GpuSamples => &["observed_at", "gpu_uuid", "host", "rack", "job_id", "seq", "offset"],
             Table::XidEvents => &["observed_at", "host", "gpu_uuid", "code", "seq", "offset"],
+            Table::Ticks => &["observed_at", "offset"],
+            Table::Topology => &["observed_at", "group_kind", "group_key", "host", "offset"],
             Table::Incidents => &["observed_at", "host", "gpu_uuid", "kind", "id", "emit_seq", "offset"],
             Table::Losses => &["observed_at", "host", "reason", "offset"],
         }
@@ -175,6 +195,21 @@ fn event_columns() -> Vec<Column> {
     columns
 }
 
+fn tick_columns() -> Vec<Column> {
+    vec![column("writer", Utf8, "Who wrote the tick: the partition's source of time.")]
+}
+
+fn topology_columns() -> Vec<Column> {
+    vec![
+        column("writer", Utf8, "Who wrote the record."),
+        nullable("group_kind", Utf8, "job, power_domain or rack; null in the one row of a record without groups."),
+        nullable("group_key", Utf8, "Name of the group: a job id, a rack, or a feed as `site/feed`."),
+        nullable("host", Utf8, "Host in the group; null in the one row of a group without hosts."),
+        nullable("rating_watts", Int64, "What a power domain may draw for long."),
+        column("position", Int32, "Number of the row within its record: groups and hosts in the record's order."),
+    ]
+}
+
 fn incident_columns() -> Vec<Column> {
     vec![
         column("id", Utf8, "Hash of the log, kind, entity and onset."),
@@ -189,6 +224,7 @@ fn incident_columns() -> Vec<Column> {
         nullable("gpu_index", Int32, "Its index at the time."),
         nullable("pci", Utf8, "PCI bus id."),
         nullable("job_id", Utf8, "Job that ran on it."),
+        nullable("feed", Utf8, "Power domain, when the incident is about one and no host."),
         nullable("code", Int32, "Xid or SXid."),
         column("onset_at", timestamp(), "When it began."),
         nullable("end_at", timestamp(), "When it ended; null while open."),
@@ -201,6 +237,8 @@ fn incident_columns() -> Vec<Column> {
         column("summary", Utf8, "The incident in a sentence."),
         column("actions", Utf8, "What to do, most immediate first, separated by semicolons."),
         column("evidence", Utf8, "JSON list of {at, name, value, before, reset}."),
+        nullable("explains", Utf8, "What else the cause brought about: JSON list of {kind, code, onset_at, summary}."),
+        nullable("coverage", Float64, "Share of the expected hosts that were heard; null where one speaks for itself."),
         nullable("raw", Utf8, "Kernel line that opened it."),
         column("source_topic", Utf8, "Topic of the records that made the case."),
         column("source_partition", Int32, "Their partition."),

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use apache_avro::Schema;
 
 use crate::metric::MetricSet;
-use crate::record::{GpuBatch, Incident, Telemetry, Tick, XidEvent};
+use crate::record::{GpuBatch, Incident, Telemetry, Tick, Topology, Upstream, XidEvent};
 use bytes::Cursor;
 use canonical::fingerprint;
 use schema::RecordNode;
@@ -32,6 +32,12 @@ pub const RELEASED: &[(&str, &str)] = &[
     ("xid_event.v1", include_str!("../avro/xid_event.v1.avsc")),
     ("tick.v1", include_str!("../avro/tick.v1.avsc")),
     ("incident.v1", include_str!("../avro/incident.v1.avsc")),
+    ("incident.v2", include_str!("../avro/incident.v2.avsc")),
+    ("topology.v1", include_str!("../avro/topology.v1.avsc")),
+    ("epoch.v1", include_str!("../avro/epoch.v1.avsc")),
+    ("partial.v1", include_str!("../avro/partial.v1.avsc")),
+    ("watermark.v1", include_str!("../avro/watermark.v1.avsc")),
+    ("exclusion.v1", include_str!("../avro/exclusion.v1.avsc")),
 ];
 
 /// Why bytes are no record. [`DecodeError::reason`] is the word that counters, the dead-letter topic and `losses` use.
@@ -76,7 +82,12 @@ pub struct Encoder {
     batch: [u8; HEADER_BYTES],
     event: [u8; HEADER_BYTES],
     tick: [u8; HEADER_BYTES],
+    topology: [u8; HEADER_BYTES],
     incident: [u8; HEADER_BYTES],
+    partial: [u8; HEADER_BYTES],
+    watermark: [u8; HEADER_BYTES],
+    exclusion: [u8; HEADER_BYTES],
+    epoch: [u8; HEADER_BYTES],
 }
 
 impl Default for Encoder {
@@ -95,7 +106,12 @@ impl Default for Encoder {
             batch: header("gpu_batch"),
             event: header("xid_event"),
             tick: header("tick"),
+            topology: header("topology"),
             incident: header("incident"),
+            partial: header("partial"),
+            watermark: header("watermark"),
+            exclusion: header("exclusion"),
+            epoch: header("epoch"),
         }
     }
 }
@@ -108,6 +124,7 @@ impl Encoder {
             Telemetry::Batch(_) => &self.batch,
             Telemetry::Event(_) => &self.event,
             Telemetry::Tick(_) => &self.tick,
+            Telemetry::Topology(_) => &self.topology,
         });
         encode::put_telemetry(out, record);
     }
@@ -117,6 +134,17 @@ impl Encoder {
         out.extend_from_slice(&self.incident);
         encode::put_incident(out, incident);
     }
+
+    pub fn upstream(&self, record: &Upstream, out: &mut Vec<u8>) {
+        out.clear();
+        out.extend_from_slice(match record {
+            Upstream::Partial(_) => &self.partial,
+            Upstream::Watermark(_) => &self.watermark,
+            Upstream::Exclusion(_) => &self.exclusion,
+            Upstream::Topology { .. } => &self.epoch,
+        });
+        encode::put_upstream(out, record);
+    }
 }
 
 /// What a telemetry record turned out to be; a batch lies in the decoder's own memory.
@@ -125,6 +153,7 @@ pub enum Decoded<'d> {
     Batch(&'d GpuBatch),
     Event(XidEvent),
     Tick(Tick),
+    Topology(Topology),
 }
 
 /// Reads records of every schema it knows.
@@ -169,6 +198,7 @@ impl Decoder {
             }
             "XidEvent" => Decoded::Event(decode::event(&mut cursor, &writer)?),
             "Tick" => Decoded::Tick(decode::tick(&mut cursor, &writer)?),
+            "Topology" => Decoded::Topology(decode::topology(&mut cursor, &writer)?),
             other => return Err(DecodeError::WrongType(other.to_owned())),
         };
         end(&cursor)?;
@@ -184,6 +214,20 @@ impl Decoder {
         let incident = decode::incident(&mut cursor, &writer)?;
         end(&cursor)?;
         Ok(incident)
+    }
+
+    /// Reads a record of the partials topic.
+    pub fn upstream(&self, payload: &[u8]) -> Result<Upstream, DecodeError> {
+        let (writer, mut cursor) = self.open(payload)?;
+        let record = match writer.name.as_str() {
+            "Partial" => Upstream::Partial(decode::partial(&mut cursor, &writer)?),
+            "Watermark" => Upstream::Watermark(decode::watermark(&mut cursor, &writer)?),
+            "Exclusion" => Upstream::Exclusion(decode::exclusion(&mut cursor, &writer)?),
+            "Epoch" => decode::epoch(&mut cursor, &writer)?,
+            other => return Err(DecodeError::WrongType(other.to_owned())),
+        };
+        end(&cursor)?;
+        Ok(record)
     }
 
     fn open<'p>(&self, payload: &'p [u8]) -> Result<(Arc<RecordNode>, Cursor<'p>), DecodeError> {

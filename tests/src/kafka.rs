@@ -4,8 +4,9 @@
 //! of a broker that answers. The embedded broker of the demo is librdkafka's mock: it has no groups that outlive a
 //! member, no retention and no log on disk, so what must hold in a cluster is tested here.
 //!
-//! It does not create topics, speak the Kafka protocol or run more than one node. It leaves nothing behind: a watchdog
-//! beside the broker ends it and removes its directory when the test process goes away, however it goes.
+//! It does not create topics or speak the Kafka protocol; three nodes are `cluster`, on the `Node` here. It leaves
+//! nothing behind: a watchdog beside the broker ends it and removes its directory when the test process goes away,
+//! however it goes.
 //!
 //! Environment: `GPUFLEET_KAFKA_BROKERS` names a cluster to use instead; nothing is started or stopped then.
 //! `GPUFLEET_KAFKA_LIB` names the directory with the jars; without it the cache that `tests/run` fills is used.
@@ -25,8 +26,8 @@ use tempfile::TempDir;
 
 /// The version in deploy/kafka/pom.xml; part of the cache directory's name.
 const VERSION: &str = "4.4.0";
-/// How long a broker may take from its start until it answers.
-const READY_WITHIN: Duration = Duration::from_secs(60);
+/// How long a broker may take from its start until it answers, and from SIGTERM until it is gone.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// How often a start is tried when another process takes a port between our look and the broker's bind.
 const ATTEMPTS: usize = 3;
 /// How many last lines of the broker's log an error shows.
@@ -60,8 +61,18 @@ impl Kafka {
     /// # Errors
     /// As `start`.
     pub fn start_node() -> Result<Kafka, String> {
-        let node = Node::start()?;
-        Ok(Kafka { bootstrap: format!("127.0.0.1:{}", node.ports.client), node: Some(node) })
+        let lib = jars()?;
+        let node = with_free_ports(|| {
+            let ports = free_ports()?;
+            let [client, _] = ports;
+            let (own, quorum, memory) = (alone(ports), &["--standalone"][..], ["-Xms256m", "-Xmx512m"]);
+            let plan = Plan { client, own, quorum, cluster_id: &cluster_id()?, memory };
+            let mut node = Node::format(lib.clone(), &plan)?;
+            node.spawn()?;
+            node.wait_until_ready()?;
+            Ok(node)
+        })?;
+        Ok(Kafka { bootstrap: format!("127.0.0.1:{}", node.client), node: Some(node) })
     }
 
     /// The address for `bootstrap.servers`; the same before and after a restart.
@@ -75,7 +86,7 @@ impl Kafka {
     /// # Errors
     /// On an existing cluster, which is not ours to stop.
     pub fn kill(&mut self) -> Result<(), String> {
-        self.owned()?.broker = None;
+        self.owned()?.kill();
         Ok(())
     }
 
@@ -85,8 +96,7 @@ impl Kafka {
     /// As `start`, and on an existing cluster.
     pub fn restart(&mut self) -> Result<(), String> {
         let node = self.owned()?;
-        node.broker = None;
-        node.launch().map_err(Refusal::sentence)
+        node.spawn().and_then(|()| node.wait_until_ready()).map_err(Refusal::sentence)
     }
 
     fn owned(&mut self) -> Result<&mut Node, String> {
@@ -113,73 +123,112 @@ pub fn shared() -> &'static Kafka {
     }
 }
 
-/// What stays when the broker process is killed: its ports, its settings and its data.
+/// What stays when the broker process is killed: its port, its settings and its data.
 ///
 /// Fields drop in order: the process is gone before its directory is removed.
-struct Node {
+pub(crate) struct Node {
     broker: Option<Broker>,
-    ports: Ports,
+    /// The port where it answers clients.
+    pub client: u16,
+    memory: [&'static str; 2],
     lib: PathBuf,
-    directory: TempDir,
+    pub directory: TempDir,
+}
+
+/// What makes a node this one.
+pub(crate) struct Plan<'a> {
+    /// The port where it answers clients.
+    pub client: u16,
+    /// Its lines of server.properties beside `COMMON`.
+    pub own: String,
+    /// Arguments of the format that say which controllers there are, where its settings do not.
+    pub quorum: &'a [&'a str],
+    /// The same for all nodes of a cluster.
+    pub cluster_id: &'a str,
+    /// Java's first and last heap size.
+    pub memory: [&'static str; 2],
 }
 
 impl Node {
-    fn start() -> Result<Node, String> {
-        let lib = jars()?;
-        for attempt in 1.. {
-            let mut node = Node::format(lib.clone())?;
-            match node.launch() {
-                Ok(()) => return Ok(node),
-                // Settings and data name the ports, so that other ports are another node.
-                Err(Refusal::PortTaken(_)) if attempt < ATTEMPTS => {}
-                Err(refusal) => return Err(refusal.sentence()),
-            }
-        }
-        unreachable!("the last attempt returns")
-    }
-
-    /// Chooses ports, writes the settings and formats the data directory.
-    fn format(lib: PathBuf) -> Result<Node, String> {
-        let failed = |error: io::Error| format!("cannot prepare a directory for the test broker: {error}");
-        let directory = tempfile::Builder::new().prefix("gpufleet-kafka-").tempdir().map_err(failed)?;
-        let ports = Ports::free().map_err(|error| format!("finds no free port for the test broker: {error}"))?;
-        let settings = settings(&ports, &directory.path().join("data"));
-        fs::write(directory.path().join("server.properties"), settings).map_err(failed)?;
-        fs::write(directory.path().join("log4j2.properties"), LOGGING).map_err(failed)?;
-        let node = Node { broker: None, ports, lib, directory };
+    /// Writes the settings and formats the data directory.
+    pub(crate) fn format(lib: PathBuf, plan: &Plan) -> Result<Node, Refusal> {
+        let directory = tempfile::Builder::new().prefix("gpufleet-kafka-").tempdir()?;
+        let data = path_text(&directory.path().join("data"));
+        let settings = format!("{}{COMMON}log.dirs={data}\n", plan.own);
+        fs::write(directory.path().join("server.properties"), settings)?;
+        fs::write(directory.path().join("log4j2.properties"), LOGGING)?;
+        let node = Node { broker: None, client: plan.client, memory: plan.memory, lib, directory };
 
         let output = Command::new("java")
             .args(node.java_arguments("kafka.tools.StorageTool"))
-            .args(["format", "--standalone", "--cluster-id", &cluster_id().map_err(failed)?, "--config"])
+            .arg("format")
+            .args(plan.quorum)
+            .args(["--cluster-id", plan.cluster_id, "--config"])
             .arg(node.file("server.properties"))
             .stdin(Stdio::null())
             .output()
-            .map_err(|error| java_missing(&error))?;
+            .map_err(|error| Refusal::Ended(java_missing(&error)))?;
         if output.status.success() {
             return Ok(node);
         }
         let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-        Err(format!(
+        Err(Refusal::Ended(format!(
             "the test broker's data directory cannot be formatted ({}); Java 17 or later is needed; it said:\n{}",
             output.status,
             why(&said)
-        ))
+        )))
     }
 
-    /// Starts the process and waits until it answers.
-    fn launch(&mut self) -> Result<(), Refusal> {
-        let log = self.file("broker.log");
-        let said_before = fs::metadata(&log).map_or(0, |metadata| metadata.len());
-        let broker = self.broker.insert(Broker::spawn(
-            self.directory.path(),
-            &log,
-            [self.java_arguments("kafka.Kafka"), vec![path_text(&self.file("server.properties"))]].concat(),
-        )?);
-        let verdict = broker.wait_until_ready(self.ports.client, &log, said_before);
+    /// Starts the process; one that runs is killed first.
+    pub(crate) fn spawn(&mut self) -> Result<(), Refusal> {
+        self.kill();
+        let mut arguments = self.java_arguments("kafka.Kafka");
+        arguments.push(path_text(&self.file("server.properties")));
+        self.broker = Some(Broker::spawn(self.directory.path(), self.file("broker.log"), arguments)?);
+        Ok(())
+    }
+
+    /// Waits until the process that was started answers; one that does not is killed. Without a process, nothing.
+    pub(crate) fn wait_until_ready(&mut self) -> Result<(), Refusal> {
+        let verdict = self.broker.as_mut().map_or(Ok(()), |broker| broker.wait_until_ready(self.client));
         if verdict.is_err() {
-            self.broker = None;
+            self.kill();
         }
         verdict
+    }
+
+    /// Ends the process with SIGKILL and returns once it is gone. Its data stays; a dead one is left alone.
+    pub(crate) fn kill(&mut self) {
+        self.broker = None;
+    }
+
+    /// Lets the process shut down as an operator would, also a frozen one, and returns once it is gone.
+    pub(crate) fn stop(&mut self) -> Result<(), String> {
+        self.signal("TERM")?;
+        self.signal("CONT")?;
+        if let Some(broker) = &mut self.broker {
+            broker.wait_until_gone()?;
+        }
+        self.kill();
+        Ok(())
+    }
+
+    /// Sends a signal, named without SIG, to the broker.
+    pub(crate) fn signal(&self, name: &str) -> Result<(), String> {
+        let Some(broker) = &self.broker else {
+            return Err(format!("the test broker on port {} does not run, so that SIG{name} has no aim", self.client));
+        };
+        // Its id is its own until `Broker` waits for it. The process alone: its watchdog is in the same group.
+        let sent = Command::new("kill").args(["-s", name, &broker.process.id().to_string()]).status();
+        match sent {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(format!("kill cannot send SIG{name} to the test broker ({status})")),
+            Err(error) => Err(format!("cannot run kill ({error}); install procps")),
+        }
+    }
+
+    pub(crate) fn running(&self) -> bool {
+        self.broker.is_some()
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -190,9 +239,8 @@ impl Node {
         let logging = format!("-Dlog4j2.configurationFile={}", path_text(&self.file("log4j2.properties")));
         let jars = format!("{}/*", path_text(&self.lib));
         // A test broker lives for minutes: the quick compiler and the plain collector start it soonest.
-        let machine =
-            ["-Xms256m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError"];
-        let mut arguments: Vec<String> = machine.map(str::to_owned).to_vec();
+        let machine = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError"];
+        let mut arguments: Vec<String> = self.memory.into_iter().chain(machine).map(str::to_owned).collect();
         arguments.extend([logging, "-cp".to_owned(), jars, class.to_owned()]);
         arguments
     }
@@ -202,18 +250,23 @@ impl Node {
 struct Broker {
     /// The shell of `SCRIPT`, which becomes the Java process: one id for both.
     process: Child,
+    log: PathBuf,
+    /// How long the log was before this process.
+    said_before: u64,
 }
 
 /// Starts the watchdog, then becomes the broker. `$1` is the directory, the rest are Java's arguments.
 ///
 /// The watchdog reads our end of a pipe. The word `done` dismisses it: the broker was ended and reaped here, and its id
 /// may belong to another process by now. An end without that word means that the test process is gone, killed or over
-/// with a static broker, and that nobody else will clean up.
+/// with a static broker, and that nobody else will clean up. The kernel then sends SIGHUP to the group of a frozen
+/// broker, which must not end the watchdog.
 const SCRIPT: &str = r#"
 directory=$1
 shift
 exec 3<&0
 (
+    trap '' HUP
     if [ "$(cat <&3)" != done ]; then
         kill -9 $$
         for _ in 1 2 3 4 5 6 7 8 9 10; do
@@ -226,10 +279,10 @@ exec java "$@" 3<&- </dev/null
 "#;
 
 impl Broker {
-    fn spawn(directory: &Path, log: &Path, java_arguments: Vec<String>) -> Result<Broker, Refusal> {
-        let failed = |error: io::Error| Refusal::Ended(format!("cannot start the test broker: {error}"));
-        let out = File::options().append(true).create(true).open(log).map_err(failed)?;
-        let err = out.try_clone().map_err(failed)?;
+    fn spawn(directory: &Path, log: PathBuf, java_arguments: Vec<String>) -> Result<Broker, Refusal> {
+        let out = File::options().append(true).create(true).open(&log)?;
+        let err = out.try_clone()?;
+        let said_before = out.metadata()?.len();
         let process = Command::new("sh")
             .args(["-c", SCRIPT, "gpufleet-kafka"])
             .arg(directory)
@@ -239,19 +292,18 @@ impl Broker {
             .stderr(err)
             // Ctrl-C at a terminal then reaches the test process alone, and the watchdog sees it end.
             .process_group(0)
-            .spawn()
-            .map_err(failed)?;
-        Ok(Broker { process })
+            .spawn()?;
+        Ok(Broker { process, log, said_before })
     }
 
     /// Ready means that the broker says so, which it does once its controller has unfenced it, and that its port opens.
-    fn wait_until_ready(&mut self, port: u16, log: &Path, said_before: u64) -> Result<(), Refusal> {
-        let deadline = Instant::now() + READY_WITHIN;
+    fn wait_until_ready(&mut self, port: u16) -> Result<(), Refusal> {
+        let deadline = Instant::now() + PATIENCE;
         let address = SocketAddr::from(([127, 0, 0, 1], port));
         loop {
             // Looked at first, so that the log below is whole when the process has ended.
             let ended = self.process.try_wait().ok().flatten();
-            let said = since(log, said_before);
+            let said = since(&self.log, self.said_before);
             if let Some(status) = ended {
                 let sentence =
                     format!("the test broker ended while starting ({status}); its log says:\n{}", why(&said));
@@ -266,12 +318,25 @@ impl Broker {
             if Instant::now() >= deadline {
                 return Err(Refusal::Ended(format!(
                     "the test broker at {address} does not answer after {} s; its log says:\n{}",
-                    READY_WITHIN.as_secs(),
+                    PATIENCE.as_secs(),
                     why(&said)
                 )));
             }
             thread::sleep(Duration::from_millis(50));
         }
+    }
+
+    fn wait_until_gone(&mut self) -> Result<(), String> {
+        let deadline = Instant::now() + PATIENCE;
+        while self.process.try_wait().is_ok_and(|ended| ended.is_none()) {
+            if Instant::now() >= deadline {
+                let said = since(&self.log, self.said_before);
+                let patience = PATIENCE.as_secs();
+                return Err(format!("the test broker still runs {patience} s after SIGTERM; it says:\n{}", why(&said)));
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
     }
 }
 
@@ -289,7 +354,7 @@ impl Drop for Broker {
 }
 
 /// Why a broker did not come up.
-enum Refusal {
+pub(crate) enum Refusal {
     /// Another process took a port between our look and the broker's bind.
     PortTaken(String),
     /// Anything else.
@@ -297,71 +362,91 @@ enum Refusal {
 }
 
 impl Refusal {
-    fn sentence(self) -> String {
+    pub(crate) fn sentence(self) -> String {
         match self {
             Refusal::PortTaken(sentence) | Refusal::Ended(sentence) => sentence,
         }
     }
 }
 
-struct Ports {
-    client: u16,
-    controller: u16,
-}
-
-impl Ports {
-    /// Two ports that were free a moment ago, from below the range that Linux gives to outgoing connections.
-    ///
-    /// `bind` to port 0 takes from that range. While a broker there is down, a client that tries to reconnect may be
-    /// given the broker's port as its own, connect to itself, and keep the broker from coming back.
-    fn free() -> io::Result<Ports> {
-        const TRIES: usize = 200;
-        let mut held: Vec<TcpListener> = Vec::new();
-        for _ in 0..TRIES {
-            let [high, low] = random::<2>()?;
-            let port = 20_000 + u16::from_be_bytes([high, low]) % 12_000;
-            held.extend(TcpListener::bind(("127.0.0.1", port)));
-            if let [client, controller] = &held[..] {
-                return Ok(Ports { client: client.local_addr()?.port(), controller: controller.local_addr()?.port() });
-            }
-        }
-        Err(io::Error::new(io::ErrorKind::AddrInUse, "the ports 20000 to 31999 on 127.0.0.1 are in use"))
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Refusal {
+        Refusal::Ended(format!("cannot prepare or start the test broker: {error}"))
     }
 }
 
-/// server.properties: one node that is broker and controller, every internal topic with one replica.
+/// Starts again while another process takes a port: settings and data name the ports, so that others are another node.
+pub(crate) fn with_free_ports<T>(mut start: impl FnMut() -> Result<T, Refusal>) -> Result<T, String> {
+    for _ in 1..ATTEMPTS {
+        match start() {
+            Err(Refusal::PortTaken(_)) => {}
+            other => return other.map_err(Refusal::sentence),
+        }
+    }
+    start().map_err(Refusal::sentence)
+}
+
+/// Ports on 127.0.0.1 that were free a moment ago.
+pub(crate) fn free_ports<const N: usize>() -> io::Result<[u16; N]> {
+    let mut ports = [0; N];
+    for (port, listener) in ports.iter_mut().zip(listeners::<N>()?) {
+        *port = listener.local_addr()?.port();
+    }
+    Ok(ports)
+}
+
+/// Listeners on 127.0.0.1, from below the range that Linux gives to outgoing connections.
 ///
-/// A killed broker cannot register again before its last session has run out, so a restart takes that long at least:
-/// 3 s with six heartbeats in it, where Kafka's own 9 s make the restart of a test 13 s long.
-fn settings(ports: &Ports, data: &Path) -> String {
-    let Ports { client, controller } = ports;
+/// `bind` to port 0 takes from that range. While a broker there is down, a client that tries to reconnect may be given
+/// the broker's port as its own, connect to itself, and keep the broker from coming back.
+pub(crate) fn listeners<const N: usize>() -> io::Result<[TcpListener; N]> {
+    const TRIES: usize = 200;
+    let mut held: Vec<TcpListener> = Vec::new();
+    for _ in 0..TRIES {
+        let [high, low] = random::<2>()?;
+        let port = 20_000 + u16::from_be_bytes([high, low]) % 12_000;
+        held.extend(TcpListener::bind(("127.0.0.1", port)));
+        held = match held.try_into() {
+            Ok(listeners) => return Ok(listeners),
+            Err(fewer) => fewer,
+        };
+    }
+    Err(io::Error::new(io::ErrorKind::AddrInUse, "the ports 20000 to 31999 on 127.0.0.1 are in use"))
+}
+
+/// Settings of one node that is broker and controller, every internal topic with one replica.
+fn alone([client, controller]: [u16; 2]) -> String {
     format!(
-        "process.roles=broker,controller
-node.id=1
+        "node.id=1
 controller.quorum.bootstrap.servers=127.0.0.1:{controller}
-controller.listener.names=CONTROLLER
 listeners=PLAINTEXT://127.0.0.1:{client},CONTROLLER://127.0.0.1:{controller}
 advertised.listeners=PLAINTEXT://127.0.0.1:{client},CONTROLLER://127.0.0.1:{controller}
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
 inter.broker.listener.name=PLAINTEXT
-log.dirs={data}
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+"
+    )
+}
+
+/// The rest of server.properties, the same for every node.
+///
+/// A killed broker cannot register again before its last session has run out, so a restart takes that long at least:
+/// 3 s with six heartbeats in it, where Kafka's own 9 s make the restart of a test 13 s long.
+const COMMON: &str = "process.roles=broker,controller
+controller.listener.names=CONTROLLER
 broker.session.timeout.ms=3000
 broker.heartbeat.interval.ms=500
 auto.create.topics.enable=false
 group.initial.rebalance.delay.ms=0
-offsets.topic.replication.factor=1
 offsets.topic.num.partitions=4
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
 transaction.state.log.num.partitions=4
-share.coordinator.state.topic.replication.factor=1
-share.coordinator.state.topic.min.isr=1
 share.coordinator.state.topic.num.partitions=4
 log.cleaner.dedupe.buffer.size=16777216
-",
-        data = path_text(data)
-    )
-}
+";
 
 /// log4j2.properties: everything from INFO up to standard output, which is broker.log.
 const LOGGING: &str = "status=warn
@@ -374,7 +459,7 @@ rootLogger.appenderRef.console.ref=console
 ";
 
 /// The directory with the jars, or the sentence that says how to get them.
-fn jars() -> Result<PathBuf, String> {
+pub(crate) fn jars() -> Result<PathBuf, String> {
     let named = |variable: &str| env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
     let lib = named("GPUFLEET_KAFKA_LIB").unwrap_or_else(|| {
         let cache = named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache"))).unwrap_or_default();
@@ -402,7 +487,7 @@ fn java_missing(error: &io::Error) -> String {
 /// A KRaft cluster id: 16 random bytes in URL-safe base64 without padding.
 ///
 /// The top bit is cleared: an id with a leading `-` reads as an option.
-fn cluster_id() -> io::Result<String> {
+pub(crate) fn cluster_id() -> io::Result<String> {
     let mut bytes = random::<16>()?;
     bytes[0] &= 0x7f;
     Ok(base64_url(&bytes))

@@ -7,8 +7,9 @@ use gpufleet_collector::publisher::{Pace, Publisher};
 use gpufleet_collector::simulator::{FleetOptions, Simulator};
 use gpufleet_collector::source::{Source, SourceError};
 use gpufleet_processor::detect::sink::read_all;
-use gpufleet_processor::detect::{DetectorsConfig, Task};
+use gpufleet_processor::detect::{DetectorsConfig, GroupTask, Task};
 use gpufleet_processor::engine::book::TaskId;
+use gpufleet_processor::engine::{Input, Machine, Output};
 use gpufleet_runtime::kafka::{connect, log_id};
 use gpufleet_runtime::topics::{INCIDENT_PARTITIONS, apply, specs};
 use gpufleet_schemas::Topics;
@@ -18,6 +19,8 @@ use gpufleet_schemas::wire::{Decoder, Encoder};
 
 /// Partitions of the telemetry topic in tests.
 pub const PARTITIONS: i32 = 4;
+/// Partitions of the partials topic in tests.
+pub const PARTIALS: i32 = 2;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Topics of one test's own on a broker that tests share.
@@ -35,8 +38,9 @@ impl Log {
         let prefix = format!("test-{}.", &uuid::Uuid::new_v4().simple().to_string()[..8]);
         let topics = Topics::with_prefix(&prefix);
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-        let outcome = runtime.block_on(apply(brokers, &specs(&topics, PARTITIONS, 1), PATIENCE)).expect("the topics");
-        assert_eq!((outcome.created.len(), outcome.verified.len(), outcome.differs.len()), (3, 3, 0), "{outcome:?}");
+        let outcome =
+            runtime.block_on(apply(brokers, &specs(&topics, PARTITIONS, PARTIALS, 1), PATIENCE)).expect("the topics");
+        assert_eq!((outcome.created.len(), outcome.verified.len(), outcome.differs.len()), (4, 4, 0), "{outcome:?}");
         Log { brokers: brokers.to_owned(), prefix, topics, samples: 0, events: 0 }
     }
 
@@ -80,28 +84,42 @@ impl Log {
         found
     }
 
-    /// What a run over the log from offset 0 gives, outside of any process of ours and any broker.
+    /// What both stages give over what lies in their topics from offset 0, outside of any process of ours and any broker
+    /// (law L2).
     pub fn replay(&self) -> BTreeMap<(String, i64), Vec<u8>> {
         let (cluster, _) = connect(&self.brokers, &[], PATIENCE).expect("the cluster");
         let log_id = log_id(&cluster, &self.topics.telemetry);
-        let mut messages = read_all(&self.brokers, &self.topics.telemetry, PARTITIONS).expect("the log");
-        messages.sort_by_key(|message| (message.partition, message.offset));
-        let mut tasks: Vec<Task> = (0..PARTITIONS)
-            .map(|partition| {
-                let id = TaskId { log_id: log_id.clone(), topic: self.topics.telemetry.clone(), partition };
-                Task::new(id, &DetectorsConfig::default())
-            })
+        let config = DetectorsConfig::default();
+        let id = |topic: &str, partition| TaskId { log_id: log_id.clone(), topic: topic.to_owned(), partition };
+        let hosts: Vec<Task> =
+            (0..PARTITIONS).map(|partition| Task::new(id(&self.topics.telemetry, partition), &config)).collect();
+        let upstream: Vec<String> = hosts.iter().map(|task| task.id().to_string()).collect();
+        let groups: Vec<GroupTask> = (0..PARTIALS)
+            .map(|partition| GroupTask::new(id(&self.topics.partials, partition), upstream.clone(), &config))
             .collect();
-        let (encoder, mut incidents, mut found) = (Encoder::default(), Vec::new(), BTreeMap::new());
-        for message in messages {
-            tasks[message.partition as usize].step(message.offset, &message.payload, &mut incidents);
-            for incident in incidents.drain(..) {
+        let mut found = BTreeMap::new();
+        run_over(&self.brokers, &self.topics.telemetry, hosts, &mut found);
+        run_over(&self.brokers, &self.topics.partials, groups, &mut found);
+        found
+    }
+}
+
+/// Runs a task per partition over everything that a topic holds.
+fn run_over<M: Machine>(brokers: &str, topic: &str, mut tasks: Vec<M>, found: &mut BTreeMap<(String, i64), Vec<u8>>) {
+    let partitions = i32::try_from(tasks.len()).expect("few");
+    let mut messages = read_all(brokers, topic, partitions).expect("the log");
+    messages.sort_by_key(|message| (message.partition, message.offset));
+    let (encoder, mut outputs) = (Encoder::default(), Vec::new());
+    for message in messages {
+        let input = Input { offset: message.offset, appended_at: message.appended_at(), payload: &message.payload };
+        tasks[message.partition as usize].step(input, &mut outputs);
+        for output in outputs.drain(..) {
+            if let Output::Incident(incident) = output {
                 let mut bytes = Vec::new();
                 encoder.incident(&incident, &mut bytes);
                 found.insert((incident.task, incident.emit_seq), bytes);
             }
         }
-        found
     }
 }
 

@@ -41,7 +41,7 @@ fn bad_records_are_counted_by_reason_and_kept_as_dead_letters_and_nothing_else_i
         for (i, (reason, bytes)) in bad().iter().enumerate() {
             let partition = (i as i32 + round) % PARTITIONS;
             let to = Destination { topic: &log.topics.telemetry, partition };
-            writer.send(to, b"bad", bytes, &[], |_| {}).expect("accepted");
+            writer.send(to, b"bad", Some(bytes), &[], |_| {}).expect("accepted");
             *injected.entry((*reason).to_owned()).or_default() += 1;
         }
     }

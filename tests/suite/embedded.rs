@@ -9,7 +9,7 @@ use gpufleet_standalone::broker::EmbeddedBroker;
 #[test]
 fn a_reader_that_the_start_of_the_log_has_overtaken_fails_loudly() {
     let topics = Topics::with_prefix("");
-    let broker = EmbeddedBroker::start(&topics, 1).expect("a broker");
+    let broker = EmbeddedBroker::start(&topics, 1, 1).expect("a broker");
     let writer = Writer::open(&broker.bootstrap()).expect("a writer");
     // Numbers that do not compress, well beyond the 5 MiB that a partition keeps.
     let mut state = 1u64;
@@ -21,7 +21,7 @@ fn a_reader_that_the_start_of_the_log_has_overtaken_fails_loudly() {
             })
             .collect();
         let to = Destination { topic: &topics.telemetry, partition: 0 };
-        writer.send(to, b"k", &payload, &[], |_| {}).expect("accepted");
+        writer.send(to, b"k", Some(&payload), &[], |_| {}).expect("accepted");
     }
     writer.flush(Duration::from_secs(60)).expect("acknowledged");
     let (low, _) = offsets(&broker.bootstrap(), &topics.telemetry, 1).expect("offsets")[0];

@@ -8,5 +8,7 @@ mod docs;
 mod embedded;
 mod exactly_once;
 mod files;
+mod oracle;
 mod readers;
+mod simulation;
 mod tidy;

@@ -17,6 +17,7 @@ use gpufleet_processor::archive::rows::{Place, SampleRows};
 use gpufleet_processor::detect::task::WANTED;
 use gpufleet_processor::detect::{DetectorsConfig, Task};
 use gpufleet_processor::engine::book::TaskId;
+use gpufleet_processor::engine::{Input, Machine, Output};
 use gpufleet_schemas::instant;
 use gpufleet_schemas::metric::METRIC_COUNT;
 use gpufleet_schemas::record::GpuBatch;
@@ -137,11 +138,11 @@ fn decode(decoder: &mut Decoder, fleet: &Fleet) -> Result<(), Failure> {
 /// A fresh task over all records; gives how many incidents it made.
 fn detect(fleet: &Fleet, config: &DetectorsConfig) -> usize {
     let id = TaskId { log_id: "bench".to_owned(), topic: "gpu.telemetry".to_owned(), partition: 0 };
-    let (mut task, mut incidents) = (Task::new(id, config), Vec::new());
+    let (mut task, mut outputs) = (Task::new(id, config), Vec::new());
     for (offset, payload) in (0..).zip(&fleet.payloads) {
-        task.step(offset, payload, &mut incidents);
+        task.step(Input { offset, appended_at: None, payload }, &mut outputs);
     }
-    incidents.len()
+    outputs.iter().filter(|output| matches!(output, Output::Incident(_))).count()
 }
 
 /// One flush: batches to rows, sorted, and to a Parquet file.

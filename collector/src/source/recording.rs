@@ -148,7 +148,7 @@ impl Recording {
                 summary.events += 1;
                 &mut event.origin
             }
-            Telemetry::Tick(_) => return Ok(()),
+            Telemetry::Tick(_) | Telemetry::Topology(_) => return Ok(()),
         };
         origin.boot_id.clone_from(&summary.boot_id);
         env!("CARGO_PKG_VERSION").clone_into(&mut origin.collector_version);

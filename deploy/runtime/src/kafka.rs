@@ -19,6 +19,10 @@ use rdkafka::{Offset, TopicPartitionList};
 use crate::exit::Failure;
 use crate::topics::DEFAULT_PARTITIONS;
 
+mod group;
+
+pub use group::{Group, GroupArgs, Owner};
+
 const METADATA_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Options of every command that talks to a cluster.
@@ -192,7 +196,7 @@ impl Writer {
         &self,
         to: Destination<'_>,
         key: &[u8],
-        payload: &[u8],
+        payload: Option<&[u8]>,
         headers: &[(&str, &str)],
         receipt: impl FnOnce(Delivery) + Send + Sync + 'static,
     ) -> Result<(), Failure> {
@@ -205,8 +209,8 @@ impl Writer {
             receipt(delivery);
             in_flight.fetch_sub(1, Ordering::SeqCst);
         });
-        let mut record =
-            BaseRecord::with_opaque_to(to.topic, Box::new(receipt)).partition(to.partition).key(key).payload(payload);
+        let mut record = BaseRecord::with_opaque_to(to.topic, Box::new(receipt)).partition(to.partition).key(key);
+        record.payload = payload;
         if !headers.is_empty() {
             let mut owned = OwnedHeaders::new_with_capacity(headers.len());
             for (key, value) in headers {
@@ -269,6 +273,13 @@ pub struct Message {
     pub payload: Vec<u8>,
 }
 
+impl Message {
+    /// Event time may not lie after this.
+    pub fn appended_at(&self) -> Option<i64> {
+        (self.stamped_at > 0).then_some(self.stamped_at)
+    }
+}
+
 /// Where to start reading one partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Start {
@@ -322,30 +333,7 @@ impl Reader {
     pub fn next(&self, patience: Duration) -> Result<Option<Message>, Failure> {
         match self.consumer.poll(patience) {
             None => Ok(None),
-            Some(Ok(message)) => Ok(Some(Message {
-                topic: message.topic().to_owned(),
-                partition: message.partition(),
-                offset: message.offset(),
-                stamped_at: message.timestamp().to_millis().unwrap_or(0) * 1000,
-                key: message.key().unwrap_or_default().to_vec(),
-                payload: message.payload().unwrap_or_default().to_vec(),
-            })),
-            Some(Err(KafkaError::MessageConsumption(
-                RDKafkaErrorCode::OffsetOutOfRange | RDKafkaErrorCode::AutoOffsetReset,
-            ))) => Err(Failure::external(format!(
-                "the log at {} no longer holds the next offset: its start overtook this reader",
-                self.brokers
-            ))),
-            Some(Err(KafkaError::MessageConsumption(
-                code @ (RDKafkaErrorCode::UnknownTopicOrPartition
-                | RDKafkaErrorCode::TopicAuthorizationFailed
-                | RDKafkaErrorCode::UnknownPartition
-                | RDKafkaErrorCode::UnknownTopic),
-            ))) => Err(Failure::external(format!("cannot read from {}: {code}", self.brokers))),
-            Some(Err(error)) => {
-                tracing::debug!(%error, "the reader retries");
-                Ok(None)
-            }
+            Some(polled) => taken(polled, &self.brokers),
         }
     }
 
@@ -355,13 +343,55 @@ impl Reader {
     }
 }
 
-fn watermarks(
-    consumer: &BaseConsumer<Context>,
+/// What a poll gave: a record, a failure that does not heal, or nothing yet.
+fn taken(
+    polled: Result<rdkafka::message::BorrowedMessage<'_>, KafkaError>,
+    brokers: &str,
+) -> Result<Option<Message>, Failure> {
+    match polled {
+        Ok(message) => Ok(Some(Message {
+            topic: message.topic().to_owned(),
+            partition: message.partition(),
+            offset: message.offset(),
+            stamped_at: message.timestamp().to_millis().unwrap_or(0) * 1000,
+            key: message.key().unwrap_or_default().to_vec(),
+            payload: message.payload().unwrap_or_default().to_vec(),
+        })),
+        Err(KafkaError::MessageConsumption(RDKafkaErrorCode::OffsetOutOfRange | RDKafkaErrorCode::AutoOffsetReset)) => {
+            Err(Failure::external(format!(
+                "the log at {brokers} no longer holds the next offset: its start overtook this reader"
+            )))
+        }
+        Err(KafkaError::MessageConsumption(
+            code @ (RDKafkaErrorCode::UnknownTopicOrPartition
+            | RDKafkaErrorCode::TopicAuthorizationFailed
+            | RDKafkaErrorCode::GroupAuthorizationFailed
+            | RDKafkaErrorCode::FencedInstanceId
+            | RDKafkaErrorCode::UnknownPartition
+            | RDKafkaErrorCode::UnknownTopic),
+        )) => Err(Failure::external(format!("cannot read from {brokers}: {code}"))),
+        Err(error) => {
+            tracing::debug!(%error, "the reader retries");
+            Ok(None)
+        }
+    }
+}
+
+fn watermarks<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
     brokers: &str,
     topic: &str,
     partition: i32,
 ) -> Result<(i64, i64), Failure> {
     consumer.fetch_watermarks(topic, partition, METADATA_TIMEOUT).map_err(|error| unreachable(brokers, &error))
+}
+
+/// First and next offset of one partition.
+pub fn bounds(brokers: &str, topic: &str, partition: i32) -> Result<(i64, i64), Failure> {
+    let consumer: BaseConsumer<Context> = base(brokers)
+        .create_with_context(Context::default())
+        .map_err(|error| Failure::config(format!("the Kafka settings are not valid: {error}")))?;
+    watermarks(&consumer, brokers, topic, partition)
 }
 
 /// First and next offset of every partition of a topic, without reading it.

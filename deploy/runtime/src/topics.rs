@@ -23,6 +23,8 @@ pub struct Spec {
 
 /// Default partition count of the telemetry topic; the producers and the processors must agree on it.
 pub const DEFAULT_PARTITIONS: i32 = 8;
+/// Default partition count of the partials topic.
+pub const DEFAULT_PARTIALS: i32 = 32;
 /// Partition count of the incidents topic.
 pub const INCIDENT_PARTITIONS: i32 = 4;
 /// Partition count of the dead-letter topic.
@@ -31,7 +33,7 @@ pub const DLQ_PARTITIONS: i32 = 1;
 const DAY_MS: u64 = 86_400_000;
 
 /// Every topic that this version uses.
-pub fn specs(topics: &Topics, partitions: i32, replication: i32) -> Vec<Spec> {
+pub fn specs(topics: &Topics, partitions: i32, partials: i32, replication: i32) -> Vec<Spec> {
     let in_sync = if replication >= 3 { 2 } else { 1 };
     let common = move |cleanup: &str, retention_ms: u64| {
         vec![
@@ -45,6 +47,13 @@ pub fn specs(topics: &Topics, partitions: i32, replication: i32) -> Vec<Spec> {
     };
     vec![
         Spec { name: topics.telemetry.clone(), partitions, replication, settings: common("delete", 2 * DAY_MS) },
+        // Stage 2 never needs more than its snapshot's age of it.
+        Spec {
+            name: topics.partials.clone(),
+            partitions: partials,
+            replication,
+            settings: common("delete", DAY_MS / 4),
+        },
         Spec {
             name: topics.incidents.clone(),
             partitions: INCIDENT_PARTITIONS,

@@ -16,11 +16,12 @@ pub struct EmbeddedBroker {
 
 impl EmbeddedBroker {
     /// Starts it on a free loopback port and creates the topics.
-    pub fn start(topics: &Topics, partitions: i32) -> Result<EmbeddedBroker, Failure> {
+    pub fn start(topics: &Topics, partitions: i32, partials: i32) -> Result<EmbeddedBroker, Failure> {
         let failed = |error| Failure::external(format!("the embedded broker does not start: {error}"));
         let cluster = MockCluster::new(1).map_err(failed)?;
         let counts = [
             (&topics.telemetry, partitions),
+            (&topics.partials, partials),
             (&topics.incidents, INCIDENT_PARTITIONS),
             (&topics.dead_letters, DLQ_PARTITIONS),
         ];

@@ -8,6 +8,7 @@ use gpufleet_collector::simulator::Label;
 use gpufleet_queries::{QueryError, Session};
 use gpufleet_runtime::exit::Failure;
 use gpufleet_schemas::instant;
+use gpufleet_schemas::record::Explained;
 use serde::{Serialize, Serializer};
 
 /// An incident as the lake has it.
@@ -32,9 +33,9 @@ fn as_optional_text<S: Serializer>(at: &Option<i64>, serializer: S) -> Result<S:
     at.map(instant::text).serialize(serializer)
 }
 
-/// Reads the incidents of one log from the lake.
+/// Reads the incidents of one log from the lake, and what they explain.
 pub async fn found(session: &Session, log_id: &str) -> Result<Vec<Found>, QueryError> {
-    let sql = "SELECT id, kind, host, gpu_uuid, onset_at, end_at FROM current_incidents WHERE log_id = $log \
+    let sql = "SELECT id, kind, host, gpu_uuid, onset_at, end_at, explains FROM current_incidents WHERE log_id = $log \
                ORDER BY onset_at, kind, host, gpu_uuid";
     let answer = session.run(sql, &[("log".to_owned(), log_id.to_owned())]).await?;
     let mut found = Vec::new();
@@ -49,14 +50,19 @@ pub async fn found(session: &Session, log_id: &str) -> Result<Vec<Found>, QueryE
             (!array.is_null(row)).then(|| array.value(row))
         };
         for row in 0..batch.num_rows() {
-            found.push(Found {
+            let page = Found {
                 id: text(0, row).unwrap_or_default(),
                 kind: text(1, row).unwrap_or_default(),
                 host: text(2, row).unwrap_or_default(),
                 gpu: text(3, row),
                 onset_at: instant(4, row).unwrap_or_default(),
                 end_at: instant(5, row),
-            });
+            };
+            let explains = text(6, row).and_then(|json| serde_json::from_str::<Vec<Explained>>(&json).ok());
+            for Explained { kind, onset_at, .. } in explains.into_iter().flatten() {
+                found.push(Found { kind, onset_at, ..page.clone() });
+            }
+            found.push(page);
         }
     }
     Ok(found)

@@ -11,7 +11,7 @@ use gpufleet_queries::question::QUESTIONS;
 use gpufleet_queries::{Format, Limits, Question, Session, format};
 use gpufleet_runtime::exit::{Failure, finish, print};
 use gpufleet_runtime::logging::{self, LogFormat};
-use gpufleet_runtime::topics::{self, DEFAULT_PARTITIONS};
+use gpufleet_runtime::topics::{self, DEFAULT_PARTIALS, DEFAULT_PARTITIONS};
 use gpufleet_schemas::Topics;
 use gpufleet_standalone::{demo, import};
 
@@ -179,6 +179,9 @@ enum TopicsCommand {
         brokers: String,
         #[arg(long, default_value_t = DEFAULT_PARTITIONS, value_parser = clap::value_parser!(i32).range(1..=1024))]
         partitions: i32,
+        /// Partitions of the topic between the two stages of detection
+        #[arg(long, default_value_t = DEFAULT_PARTIALS, value_parser = clap::value_parser!(i32).range(1..=1024))]
+        partials: i32,
         #[arg(long, default_value_t = 1, value_name = "N")]
         replication: i32,
         /// Goes before the topics' names, for a cluster that is shared
@@ -205,8 +208,16 @@ fn main() -> ExitCode {
         Some(Command::Import(args)) => run_import(&args),
         Some(Command::Sql(args)) => run_sql(&args),
         Some(Command::Incidents(args)) => run_incidents(&args),
-        Some(Command::Topics(TopicsCommand::Apply { brokers, partitions, replication, topic_prefix, patience })) => {
-            apply_topics(&brokers, partitions, replication, &topic_prefix, patience)
+        Some(Command::Topics(TopicsCommand::Apply {
+            brokers,
+            partitions,
+            partials,
+            replication,
+            topic_prefix,
+            patience,
+        })) => {
+            let specs = topics::specs(&Topics::with_prefix(&topic_prefix), partitions, partials, replication);
+            apply_topics(&brokers, &specs, patience)
         }
     };
     finish("gpufleet", result)
@@ -298,17 +309,10 @@ fn run_incidents(args: &IncidentsArgs) -> Result<(), Failure> {
     ask(&args.lake, question.sql, &question.bind(&given).map_err(Failure::bug)?)
 }
 
-fn apply_topics(
-    brokers: &str,
-    partitions: i32,
-    replication: i32,
-    prefix: &str,
-    patience: Duration,
-) -> Result<(), Failure> {
+fn apply_topics(brokers: &str, specs: &[topics::Spec], patience: Duration) -> Result<(), Failure> {
     let runtime =
         tokio::runtime::Runtime::new().map_err(|error| Failure::external(format!("cannot start: {error}")))?;
-    let specs = topics::specs(&Topics::with_prefix(prefix), partitions, replication);
-    let outcome = runtime.block_on(topics::apply(brokers, &specs, patience))?;
+    let outcome = runtime.block_on(topics::apply(brokers, specs, patience))?;
     let mut text = String::new();
     outcome.created.iter().for_each(|name| text += &format!("created   {name}\n"));
     outcome

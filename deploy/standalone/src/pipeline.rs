@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 
 use gpufleet_collector::publisher::{Acknowledged, Pace, Publisher};
 use gpufleet_collector::source::Source;
+use gpufleet_processor::detect::consumer::ClockSource;
 use gpufleet_processor::{archive, detect};
 use gpufleet_runtime::exit::Failure;
+use gpufleet_runtime::kafka::GroupArgs;
 use gpufleet_runtime::progress::Progress;
 use gpufleet_runtime::{kafka, topics};
 use gpufleet_schemas::Topics;
@@ -18,6 +20,8 @@ use crate::broker::EmbeddedBroker;
 
 /// Incidents that may wait to be shown. Showing is a courtesy: beyond this they are only in the lake.
 const SHOWN_AT_MOST: usize = 4096;
+/// Partitions of the partials topic: a pipeline in one process has one reader of it.
+const PARTIALS: i32 = 2;
 /// Longest that the end of a run may take.
 const DRAIN: Duration = Duration::from_secs(600);
 
@@ -79,7 +83,7 @@ pub fn run(
             (None, brokers.clone(), log_id)
         }
         None => {
-            let broker = EmbeddedBroker::start(&topics, options.partitions)?;
+            let broker = EmbeddedBroker::start(&topics, options.partitions, PARTIALS)?;
             let brokers = broker.bootstrap();
             (Some(broker), brokers, options.run.clone())
         }
@@ -112,7 +116,7 @@ fn prepare(brokers: &str, topics: &Topics, options: &Options) -> Result<String, 
         .enable_all()
         .build()
         .map_err(|error| Failure::external(format!("cannot start: {error}")))?;
-    let specs = topics::specs(topics, options.partitions, options.replication);
+    let specs = topics::specs(topics, options.partitions, PARTIALS, options.replication);
     let outcome = runtime.block_on(topics::apply(brokers, &specs, options.patience))?;
     if let Some(difference) = outcome.differs.first() {
         return Err(Failure::config(format!("a topic at {brokers} is not as it must be: {difference}")));
@@ -142,8 +146,20 @@ impl Roles {
             brokers: brokers.to_owned(),
             topics: topics.clone(),
             partitions: options.partitions,
+            partials: PARTIALS,
             log_id: Some(log_id.to_owned()),
             config: options.detectors.clone(),
+            group: GroupArgs {
+                group: format!("gpufleet-{}", options.run),
+                instance: None,
+                session_timeout: Duration::from_secs(45),
+            },
+            // The source writes the ticks of its own time.
+            clock: ClockSource::Log,
+            threads: 1,
+            // The log of a run ends with it.
+            snapshots: None,
+            snapshot_every: Duration::from_secs(30),
             patience: options.patience,
             stop_when_idle: None,
         };
@@ -160,8 +176,9 @@ impl Roles {
         };
         let progress = detected.clone();
         let detect = role("detect", move || {
-            let result =
-                detect::consumer::run(&detect_options, &progress, |incident| drop(show.try_send(incident.clone())));
+            let result = detect::consumer::run(&detect_options, &progress, move |incident| {
+                drop(show.try_send(incident.clone()))
+            });
             progress.stop();
             result
         })?;

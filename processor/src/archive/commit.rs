@@ -76,21 +76,16 @@ impl TableCommits {
         self.committed.contains_key(partition)
     }
 
-    fn app_id(&self, (topic, partition): &Partition) -> String {
-        format!("{}/{}/{topic}/{partition}", self.table.name(), self.log_id)
+    fn app_id(&self, partition: &Partition) -> String {
+        app_id(self.table, &self.log_id, partition)
     }
 
     /// What the table's log says about our partitions.
     async fn offsets(&self) -> Result<BTreeMap<Partition, i64>, Failure> {
-        let snapshot = self.delta.snapshot().map_err(|error| self.failed("read", &error))?;
-        let store = self.delta.log_store();
         let mut offsets = BTreeMap::new();
         for partition in self.committed.keys() {
-            let version = snapshot
-                .transaction_version(store.as_ref(), self.app_id(partition))
-                .await
-                .map_err(|error| self.failed("read", &error))?;
-            offsets.insert(partition.clone(), version.unwrap_or(0));
+            let next = next_offset(&self.delta, self.table, &self.log_id, partition).await;
+            offsets.insert(partition.clone(), next.map_err(|error| self.failed("read", &error))?);
         }
         Ok(offsets)
     }
@@ -185,6 +180,22 @@ impl TableCommits {
         }
         self.try_commit(actions, moved).await.map_err(|error| self.failed("commit to", &error))
     }
+}
+
+fn app_id(table: Table, log_id: &str, (topic, partition): &Partition) -> String {
+    format!("{}/{log_id}/{topic}/{partition}", table.name())
+}
+
+/// Next offset of a partition, as a loaded table says; 0 where it was never read.
+pub async fn next_offset(
+    delta: &DeltaTable,
+    table: Table,
+    log_id: &str,
+    partition: &Partition,
+) -> Result<i64, deltalake::DeltaTableError> {
+    let store = delta.log_store();
+    let version = delta.snapshot()?.transaction_version(store.as_ref(), app_id(table, log_id, partition)).await?;
+    Ok(version.unwrap_or(0))
 }
 
 /// Encodings that fit the columns (measured: `docs/adr/0002-parquet-layout.md`).

@@ -9,18 +9,18 @@ use std::time::{Duration, Instant};
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
 use gpufleet_runtime::exit::Failure;
-use gpufleet_runtime::kafka::{Message, Reader, Start};
+use gpufleet_runtime::kafka::{self, Message, Reader, Start};
 use gpufleet_runtime::lake::Lake;
 use gpufleet_runtime::progress::Progress;
+use gpufleet_runtime::topics::INCIDENT_PARTITIONS;
 use gpufleet_schemas::Topics;
 use gpufleet_schemas::table::Table;
 use gpufleet_schemas::wire::{DecodeError, Decoded, Decoder};
 
 use super::commit::{Partition, TableCommits};
-use super::dead_letters::DeadLetters;
-use super::rows::{EventRows, IncidentRows, Loss, LossRows, Place, SampleRows};
+use super::dead_letters::{DeadLetters, HELD_BACK};
+use super::rows::{EventRows, IncidentRows, Loss, LossRows, Place, SampleRows, TickRows, TopologyRows};
 use super::seen::Seen;
-use crate::detect::consumer::check_topics;
 
 /// What the archive reads and where it writes.
 #[derive(Clone, Debug)]
@@ -32,7 +32,7 @@ pub struct Options {
     /// Identity of the log; the cluster's id when none is given.
     pub log_id: Option<String>,
     pub lake: PathBuf,
-    /// Commit when so many samples wait, or so much time has passed.
+    /// Commit when so many samples wait, or so much time has passed. Other rows alone wait for the time.
     pub flush_rows: usize,
     pub flush_every: Duration,
     /// How long to wait for a broker at start.
@@ -57,18 +57,16 @@ pub struct Report {
 /// Runs until it is asked to stop, the broker or the disk fails for good, or the log has been idle for long enough.
 /// `telemetry` and `incidents` tell how far each topic was read.
 pub fn run(options: &Options, telemetry: &Progress, incidents: &Progress) -> Result<Report, Failure> {
-    let (log_id, incident_partitions) = check_topics(
-        &options.brokers,
-        &options.topics,
-        options.partitions,
-        options.log_id.as_deref(),
-        options.patience,
-    )?;
+    let (brokers, topics) = (&options.brokers, &options.topics);
+    let (cluster, layout) = kafka::connect(brokers, &[&topics.telemetry, &topics.incidents], options.patience)?;
+    kafka::require(&layout, &topics.telemetry, options.partitions, brokers)?;
+    kafka::require(&layout, &topics.incidents, INCIDENT_PARTITIONS, brokers)?;
+    let log_id = options.log_id.clone().unwrap_or_else(|| kafka::log_id(&cluster, &topics.telemetry));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure::external(format!("cannot start the archive: {error}")))?;
-    let mut archive = runtime.block_on(Archive::open(options, log_id, incident_partitions))?;
+    let mut archive = runtime.block_on(Archive::open(options, log_id, INCIDENT_PARTITIONS))?;
     let reader = Reader::open(&options.brokers, &archive.starts())?;
     let (mut flushed_at, mut quiet_since) = (Instant::now(), Instant::now());
     loop {
@@ -103,6 +101,8 @@ struct Archive {
     dead_letters: DeadLetters,
     samples: SampleRows,
     events: EventRows,
+    ticks: TickRows,
+    topology: TopologyRows,
     incidents: IncidentRows,
     losses: LossRows,
     /// Next offset of each partition, as read.
@@ -120,7 +120,7 @@ impl Archive {
         let mut tables = BTreeMap::new();
         for table in Table::ALL {
             let partitions = match table {
-                Table::GpuSamples | Table::XidEvents => telemetry.clone(),
+                Table::GpuSamples | Table::XidEvents | Table::Ticks | Table::Topology => telemetry.clone(),
                 Table::Incidents => incidents.clone(),
                 Table::Losses => [telemetry.clone(), incidents.clone()].concat(),
             };
@@ -141,6 +141,8 @@ impl Archive {
             dead_letters: DeadLetters::open(&options.brokers, &options.topics.dead_letters)?,
             samples: SampleRows::default(),
             events: EventRows::default(),
+            ticks: TickRows::default(),
+            topology: TopologyRows::default(),
             incidents: IncidentRows::default(),
             losses: LossRows::default(),
             next,
@@ -160,20 +162,12 @@ impl Archive {
     /// Turns a record into rows of the tables that do not have it yet.
     fn take(&mut self, message: &Message) -> Result<(), Failure> {
         let partition = (message.topic.clone(), message.partition);
-        let wants = |table: Table| {
-            self.tables.get(&table).is_some_and(|t| t.owns(&partition) && t.next(&partition) <= message.offset)
-        };
-        let wanted = Wanted {
-            samples: wants(Table::GpuSamples),
-            events: wants(Table::XidEvents),
-            incidents: wants(Table::Incidents),
-            losses: wants(Table::Losses),
-        };
-        let next = self.next.entry(partition).or_insert(0);
-        if message.offset < *next {
+        if self.next.get(&partition).is_some_and(|next| message.offset < *next) {
             return Ok(());
         }
-        *next = message.offset + 1;
+        let wanted = self.wanted(&partition, message.offset);
+        self.dead_letters.count(&partition, message.stamped_at);
+        self.next.insert(partition, message.offset + 1);
         let log_id = self.log_id.clone();
         let place = Place {
             log_id: &log_id,
@@ -182,15 +176,18 @@ impl Archive {
             offset: message.offset,
             ingested_at: message.stamped_at,
         };
-        let outcome = if message.topic == self.topics.incidents {
-            self.take_incident(place, &message.payload, wanted)
-        } else {
+        let outcome = if message.topic != self.topics.incidents {
             self.take_telemetry(place, &message.payload, wanted)
+        } else if message.payload.is_empty() {
+            // A tombstone: it clears a key of a compacted topic and says nothing.
+            Ok(())
+        } else {
+            self.take_incident(place, &message.payload, wanted)
         };
         if let Err(error) = outcome {
-            self.dead_letters.write(message, &error)?;
+            let copied = self.dead_letters.write(message, &error)?;
             if wanted.losses {
-                let detail = error.to_string();
+                let detail = if copied { error.to_string() } else { HELD_BACK.to_owned() };
                 let observed_at = message.stamped_at;
                 self.losses.push(
                     place,
@@ -208,6 +205,20 @@ impl Archive {
         Ok(())
     }
 
+    /// Which tables do not have the record at `offset` yet.
+    fn wanted(&self, partition: &Partition, offset: i64) -> Wanted {
+        let wants =
+            |table: Table| self.tables.get(&table).is_some_and(|t| t.owns(partition) && t.next(partition) <= offset);
+        Wanted {
+            samples: wants(Table::GpuSamples),
+            events: wants(Table::XidEvents),
+            ticks: wants(Table::Ticks),
+            topology: wants(Table::Topology),
+            incidents: wants(Table::Incidents),
+            losses: wants(Table::Losses),
+        }
+    }
+
     fn take_telemetry(&mut self, place: Place<'_>, payload: &[u8], wanted: Wanted) -> Result<(), DecodeError> {
         let repeated = |losses: &mut LossRows, origin| {
             let loss = Loss {
@@ -223,7 +234,16 @@ impl Archive {
             }
         };
         match self.decoder.telemetry(payload)? {
-            Decoded::Tick(_) => {}
+            Decoded::Tick(tick) => {
+                if wanted.ticks {
+                    self.ticks.push(place, &tick);
+                }
+            }
+            Decoded::Topology(topology) => {
+                if wanted.topology {
+                    self.topology.push(place, &topology);
+                }
+            }
             Decoded::Batch(batch) => {
                 if self.seen.repeats(&batch.origin) {
                     self.duplicates += 1;
@@ -274,6 +294,8 @@ impl Archive {
         let batches = [
             (Table::GpuSamples, rows(self.samples.rows(), &mut || self.samples.finish())?),
             (Table::XidEvents, rows(self.events.rows(), &mut || self.events.finish())?),
+            (Table::Ticks, rows(self.ticks.rows(), &mut || self.ticks.finish())?),
+            (Table::Topology, rows(self.topology.rows(), &mut || self.topology.finish())?),
             (Table::Incidents, rows(self.incidents.rows(), &mut || self.incidents.finish())?),
             (Table::Losses, rows(self.losses.rows(), &mut || self.losses.finish())?),
         ];
@@ -307,6 +329,8 @@ impl Archive {
 struct Wanted {
     samples: bool,
     events: bool,
+    ticks: bool,
+    topology: bool,
     incidents: bool,
     losses: bool,
 }

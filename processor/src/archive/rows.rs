@@ -4,6 +4,7 @@
 //! sorted by (gpu, time), which is what makes them small.
 
 mod incidents;
+mod time;
 
 use std::sync::Arc;
 
@@ -19,6 +20,7 @@ use gpufleet_schemas::record::{GpuBatch, GpuBlock, Labels, Lost, Origin, XidEven
 use gpufleet_schemas::table::Table;
 
 pub use incidents::IncidentRows;
+pub use time::{TickRows, TopologyRows};
 
 /// Where a row comes from.
 #[derive(Clone, Copy, Debug)]

@@ -5,13 +5,19 @@ use std::time::Duration;
 
 use gpufleet_runtime::config;
 use gpufleet_runtime::exit::Failure;
+use gpufleet_schemas::instant::SECOND;
 use serde::{Deserialize, Deserializer};
+use sha2::{Digest, Sha256};
+
+use crate::engine::book::Spans;
+use crate::engine::clock::Bounds;
 
 /// The thresholds that ship with this version.
 pub const DEFAULT: &str = include_str!("../../detectors.toml");
 
 /// The kinds that can be switched off, one per detector.
-pub const KINDS: [&str; 4] = ["xid", "ecc_uncorrectable", "ecc_rate", "thermal_throttle"];
+pub const KINDS: [&str; 6] =
+    ["xid", "ecc_uncorrectable", "ecc_rate", "thermal_throttle", "feed_over_rating", "coverage_gap"];
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -21,6 +27,8 @@ pub struct DetectorsConfig {
     pub ecc_uncorrectable: EccUncorrectableConfig,
     pub ecc_rate: EccRateConfig,
     pub thermal_throttle: ThermalThrottleConfig,
+    pub feed_over_rating: FeedOverRatingConfig,
+    pub coverage_gap: CoverageGapConfig,
 }
 
 /// Spans are microseconds once read.
@@ -34,7 +42,25 @@ pub struct EngineConfig {
     #[serde(deserialize_with = "span")]
     pub future_bound: i64,
     #[serde(deserialize_with = "span")]
+    pub future_horizon: i64,
+    #[serde(deserialize_with = "span")]
     pub flap_guard: i64,
+    #[serde(deserialize_with = "span")]
+    pub cause_window: i64,
+    #[serde(deserialize_with = "span")]
+    pub tombstone_after: i64,
+    #[serde(deserialize_with = "span")]
+    pub exclude_after: i64,
+}
+
+impl EngineConfig {
+    pub fn bounds(&self) -> Bounds {
+        Bounds { disorder: self.disorder_bound, future: self.future_bound, horizon: self.future_horizon }
+    }
+
+    pub fn spans(&self) -> Spans {
+        Spans { flap_guard: self.flap_guard, cause_window: self.cause_window, tombstone_after: self.tombstone_after }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -90,6 +116,30 @@ pub struct ThermalThrottleConfig {
     pub clear: i64,
 }
 
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FeedOverRatingConfig {
+    pub enabled: bool,
+    #[serde(deserialize_with = "span")]
+    pub pane: i64,
+    pub open_share: f64,
+    pub open_panes: u32,
+    pub critical_share: f64,
+    pub clear_share: f64,
+    pub clear_panes: u32,
+    pub least_coverage: f64,
+}
+
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CoverageGapConfig {
+    pub enabled: bool,
+    pub undecodable_share: f64,
+    pub least_undecodable: u32,
+    #[serde(deserialize_with = "span")]
+    pub clear: i64,
+}
+
 fn span<'de, D: Deserializer<'de>>(deserializer: D) -> Result<i64, D::Error> {
     let text = String::deserialize(deserializer)?;
     let span: Duration = humantime::parse_duration(&text)
@@ -118,6 +168,14 @@ impl DetectorsConfig {
         Ok(config)
     }
 
+    /// Version of the rules: of their code and of these thresholds. A snapshot is continued by its own version, and taken
+    /// over by any other.
+    pub fn version(&self) -> String {
+        let sum = Sha256::digest(format!("{self:?}"));
+        let config = sum[..4].iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
+        format!("{}-{}-{config}", env!("CARGO_PKG_VERSION"), env!("GPUFLEET_RULES"))
+    }
+
     /// Switches a kind off.
     pub fn disable(&mut self, kind: &str) -> Result<(), Failure> {
         let enabled = match kind {
@@ -125,6 +183,8 @@ impl DetectorsConfig {
             "ecc_uncorrectable" => &mut self.ecc_uncorrectable.enabled,
             "ecc_rate" => &mut self.ecc_rate.enabled,
             "thermal_throttle" => &mut self.thermal_throttle.enabled,
+            "feed_over_rating" => &mut self.feed_over_rating.enabled,
+            "coverage_gap" => &mut self.coverage_gap.enabled,
             _ => return Err(Failure::usage(format!("no detector is called {kind}; there are {}", KINDS.join(", ")))),
         };
         *enabled = false;
@@ -138,6 +198,20 @@ impl DetectorsConfig {
         }
         if !(1..=8).contains(&thermal.warning_windows) || !(1..=8).contains(&thermal.critical_windows) {
             return Err("thermal_throttle.warning_windows and critical_windows must lie between 1 and 8".to_owned());
+        }
+        let feed = &self.feed_over_rating;
+        if feed.pane <= 0 || feed.pane % SECOND != 0 || feed.pane > 60 * SECOND {
+            return Err("feed_over_rating.pane must be whole seconds, at most 60".to_owned());
+        }
+        let shares = [feed.open_share, feed.critical_share, feed.clear_share, self.coverage_gap.undecodable_share];
+        if shares.iter().any(|share| !share.is_finite() || *share <= 0.0) || feed.clear_share > feed.open_share {
+            return Err("the shares must be positive, and feed_over_rating.clear_share at most open_share".to_owned());
+        }
+        if feed.open_panes == 0 || feed.clear_panes == 0 || !(0.0..=1.0).contains(&feed.least_coverage) {
+            return Err(
+                "feed_over_rating.open_panes and clear_panes must be 1 or more, least_coverage between 0 and 1"
+                    .to_owned(),
+            );
         }
         let rate = &self.ecc_rate;
         let positive = [

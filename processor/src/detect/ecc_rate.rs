@@ -10,36 +10,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use gpufleet_schemas::instant::SECOND;
 use gpufleet_schemas::metric::Metric;
 use gpufleet_schemas::record::{Evidence, GpuBatch, GpuBlock, Severity};
+use serde::{Deserialize, Serialize};
 
 use super::config::EccRateConfig;
 use super::{Detector, Source};
 use crate::engine::finding::Offsets;
-use crate::engine::{Entities, Finding, Fold, GpuId, Reorder};
+use crate::engine::{Entities, Finding, Fold, GpuId, Reorder, Section, StateError};
 
 const HOUR: f64 = 3600.0 * SECOND as f64;
 
-/// The counter of one GPU at one tick, with what the test needs to know.
-#[derive(Clone, Debug)]
+/// The counter of one GPU at one tick.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Reading {
     corrected: i64,
     offset: i64,
-    rule: Rule,
 }
 
-/// The part of the configuration that the fold uses.
-#[derive(Clone, Copy, Debug)]
-struct Rule {
-    prior_errors: f64,
-    prior_hours: f64,
-    lowest: f64,
-    highest: f64,
-    ratio: f64,
-    least: f64,
-    threshold: f64,
-    quiet: i64,
-}
-
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Episode {
     onset_at: i64,
     last_error_at: i64,
@@ -50,7 +37,7 @@ struct Episode {
     offsets: Offsets,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct State {
     newest: Option<(i64, i64)>,
     /// Errors and microseconds that the learned rate rests on.
@@ -64,7 +51,9 @@ struct State {
 }
 
 impl Fold<Reading> for State {
-    fn step(&mut self, at: i64, now: &Reading) {
+    type Rule = EccRateConfig;
+
+    fn step(&mut self, at: i64, now: &Reading, rule: &EccRateConfig) {
         let Some((before_at, before)) = self.newest else {
             self.newest = Some((at, now.corrected));
             return;
@@ -83,21 +72,20 @@ impl Fold<Reading> for State {
             reset,
         };
         if self.open.is_some() {
-            self.go_on(at, errors, now);
+            self.go_on(at, errors, now, rule);
         } else {
-            self.test(at, before_at, errors, evidence, now);
+            self.test(at, before_at, errors, evidence, now, rule);
         }
     }
 }
 
 impl State {
     /// One step of the test while nothing is open.
-    fn test(&mut self, at: i64, before_at: i64, errors: i64, evidence: Evidence, now: &Reading) {
-        let rule = &now.rule;
+    fn test(&mut self, at: i64, before_at: i64, errors: i64, evidence: Evidence, now: &Reading, rule: &EccRateConfig) {
         let hours = (at - before_at) as f64 / HOUR;
         let learned = (rule.prior_errors + self.errors as f64) / (rule.prior_hours + self.span as f64 / HOUR);
-        let usual = learned.clamp(rule.lowest, rule.highest);
-        let sought = (rule.ratio * usual).max(rule.least);
+        let usual = learned.clamp(rule.lowest_rate_per_hour, rule.highest_rate_per_hour);
+        let sought = (rule.rate_ratio * usual).max(rule.least_rate_per_hour);
         self.cusum = (self.cusum + errors as f64 * (sought / usual).ln() - (sought - usual) * hours).max(0.0);
         self.errors += errors;
         self.span += at - before_at;
@@ -116,16 +104,16 @@ impl State {
             excursion.add(at, errors, now.offset);
             excursion.statistic = self.cusum;
         }
-        if self.cusum > rule.threshold {
+        if self.cusum > rule.cusum_threshold {
             self.open = self.excursion.take();
         }
     }
 
-    fn go_on(&mut self, at: i64, errors: i64, now: &Reading) {
+    fn go_on(&mut self, at: i64, errors: i64, now: &Reading, rule: &EccRateConfig) {
         let Some(open) = &mut self.open else { return };
         if errors > 0 {
             open.add(at, errors, now.offset);
-        } else if at - open.last_error_at >= now.rule.quiet {
+        } else if at - open.last_error_at >= rule.quiet {
             open.end_at = Some(open.last_error_at);
             self.closed = self.open.take();
             self.cusum = 0.0;
@@ -143,7 +131,13 @@ impl Episode {
 
 /// The detector.
 pub struct EccRate {
-    rule: Rule,
+    config: EccRateConfig,
+    known: Known,
+}
+
+/// Its state, with the learned rate of every GPU.
+#[derive(Default, Serialize, Deserialize)]
+struct Known {
     gpus: BTreeMap<GpuId, Reorder<Reading, State>>,
     due: BTreeSet<(i64, GpuId)>,
     active: BTreeSet<GpuId>,
@@ -153,55 +147,60 @@ pub struct EccRate {
 
 impl EccRate {
     pub fn new(config: &EccRateConfig) -> EccRate {
-        let rule = Rule {
-            prior_errors: config.prior_errors,
-            prior_hours: config.prior_hours,
-            lowest: config.lowest_rate_per_hour,
-            highest: config.highest_rate_per_hour,
-            ratio: config.rate_ratio,
-            least: config.least_rate_per_hour,
-            threshold: config.cusum_threshold,
-            quiet: config.quiet,
-        };
-        EccRate { rule, gpus: BTreeMap::new(), due: BTreeSet::new(), active: BTreeSet::new(), floor: None, too_late: 0 }
+        EccRate { config: config.clone(), known: Known::default() }
     }
 }
 
 impl Detector for EccRate {
+    fn kind(&self) -> &'static str {
+        "ecc_rate"
+    }
+
     fn block(&mut self, gpu: GpuId, batch: &GpuBatch, block: &GpuBlock, source: Source) {
         for (i, (tick, corrected)) in block.readings(Metric::EccSbeVolatile).enumerate() {
             let at = batch.tick_at(tick);
-            if self.floor.is_some_and(|floor| at <= floor) {
-                self.too_late += 1;
+            if self.known.floor.is_some_and(|floor| at <= floor) {
+                self.known.too_late += 1;
                 continue;
             }
-            let reading = Reading { corrected, offset: source.offset, rule: self.rule };
+            let reading = Reading { corrected, offset: source.offset };
             let place = u32::try_from(i).unwrap_or(u32::MAX);
-            self.gpus.entry(gpu).or_default().insert(at, source.seq, place, reading);
-            self.due.insert((at, gpu));
+            self.known.gpus.entry(gpu).or_default().insert(at, source.seq, place, reading);
+            self.known.due.insert((at, gpu));
         }
     }
 
-    fn advance(&mut self, now: i64, floor: i64, entities: &Entities, findings: &mut Vec<Finding>) {
-        self.floor = Some(floor);
-        while self.due.first().is_some_and(|(at, _)| *at <= now) {
-            if let Some((_, gpu)) = self.due.pop_first() {
-                self.active.insert(gpu);
+    fn advance(&mut self, now: i64, floor: i64, entities: &Entities, findings: &mut Vec<Finding>) -> bool {
+        let (known, config) = (&mut self.known, &self.config);
+        known.floor = Some(floor);
+        while known.due.first().is_some_and(|(at, _)| *at <= now) {
+            if let Some((_, gpu)) = known.due.pop_first() {
+                known.active.insert(gpu);
             }
         }
-        let (gpus, threshold) = (&mut self.gpus, self.rule.threshold);
-        self.active.retain(|gpu| {
+        let gpus = &mut known.gpus;
+        known.active.retain(|gpu| {
             let Some(fold) = gpus.get_mut(gpu) else { return false };
-            fold.settle(floor);
-            let present = fold.present(now);
+            fold.settle(floor, config);
+            let present = fold.present(now, config);
             let episodes = present.closed.iter().chain(&present.open);
-            findings.extend(episodes.map(|episode| finding(episode, entities, *gpu, threshold)));
+            findings.extend(episodes.map(|episode| finding(episode, entities, *gpu, config.cusum_threshold)));
             present.open.is_some() || (present.closed.is_some() && fold.waits())
         });
+        true
     }
 
     fn too_late(&self) -> u64 {
-        self.too_late
+        self.known.too_late
+    }
+
+    fn save(&self) -> Section {
+        Section::of(self.kind(), 1, &self.known)
+    }
+
+    fn load(&mut self, section: &Section) -> Result<(), StateError> {
+        self.known = section.read(1)?;
+        Ok(())
     }
 }
 
@@ -210,6 +209,7 @@ fn finding(episode: &Episode, entities: &Entities, gpu: GpuId, threshold: f64) -
     let minutes = (episode.last_error_at - episode.onset_at) / (60 * SECOND);
     Finding {
         kind: "ecc_rate",
+        cause: None,
         subject: entity.gpu_uuid.clone().unwrap_or_default(),
         facet: String::new(),
         severity: Severity::Warning,
@@ -232,6 +232,7 @@ fn finding(episode: &Episode, entities: &Entities, gpu: GpuId, threshold: f64) -
             "run the field diagnostic at the next maintenance".to_owned(),
         ],
         evidence: vec![episode.evidence.clone()],
+        coverage: None,
         raw: None,
         offsets: episode.offsets,
         entity,

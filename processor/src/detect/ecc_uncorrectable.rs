@@ -8,13 +8,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gpufleet_schemas::metric::Metric;
 use gpufleet_schemas::record::{Evidence, GpuBatch, GpuBlock, Severity};
+use serde::{Deserialize, Serialize};
 
-use super::{Detector, Source};
+use super::{Detector, Source, precedence};
 use crate::engine::finding::Offsets;
-use crate::engine::{Entities, Finding, Fold, GpuId, Reorder};
+use crate::engine::{Entities, Finding, Fold, GpuId, Reorder, Section, StateError};
 
 /// The counters of one GPU at one tick.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Reading {
     volatile: Option<i64>,
     aggregate: Option<i64>,
@@ -23,10 +24,10 @@ struct Reading {
     offset: i64,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 enum Fact {
     Reading(Reading),
-    Reset,
+    Reset { number: u32 },
 }
 
 /// What a counter shows more than before.
@@ -39,7 +40,7 @@ struct Growth {
     reset: bool,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Episode {
     onset_at: i64,
     end_at: Option<i64>,
@@ -50,11 +51,12 @@ struct Episode {
     offsets: Offsets,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct State {
     newest: Option<(i64, Reading)>,
     /// When the host's counters were zeroed last.
     reset_at: Option<i64>,
+    reset: Option<u32>,
     open: Option<Episode>,
     closed: Option<Episode>,
 }
@@ -97,10 +99,16 @@ impl State {
 }
 
 impl Fold<Fact> for State {
-    fn step(&mut self, at: i64, fact: &Fact) {
+    type Rule = ();
+
+    fn step(&mut self, at: i64, fact: &Fact, (): &()) {
         match fact {
             Fact::Reading(now) => self.read(at, now),
-            Fact::Reset => self.reset_at = self.reset_at.max(Some(at)),
+            Fact::Reset { number } if self.reset >= Some(*number) => {}
+            Fact::Reset { number } => {
+                self.reset = Some(*number);
+                self.reset_at = self.reset_at.max(Some(at));
+            }
         }
     }
 }
@@ -142,7 +150,7 @@ impl State {
 }
 
 /// The detector.
-#[derive(Default)]
+#[derive(Default, Serialize, Deserialize)]
 pub struct EccUncorrectable {
     gpus: BTreeMap<GpuId, Reorder<Fact, State>>,
     by_host: BTreeMap<String, BTreeSet<GpuId>>,
@@ -153,6 +161,10 @@ pub struct EccUncorrectable {
 }
 
 impl Detector for EccUncorrectable {
+    fn kind(&self) -> &'static str {
+        "ecc_uncorrectable"
+    }
+
     fn block(&mut self, gpu: GpuId, batch: &GpuBatch, block: &GpuBlock, source: Source) {
         let health = block.ticks(Metric::EccDbeVolatile.tier());
         for (i, tick) in health.iter().enumerate() {
@@ -171,7 +183,7 @@ impl Detector for EccUncorrectable {
             });
             let reading = Fact::Reading(reading);
             if self.floor.is_some_and(|floor| at <= floor) {
-                fold.insert_late(at, &reading);
+                fold.insert_late(at, &reading, &());
                 self.active.insert(gpu);
             } else {
                 fold.insert(at, source.seq, u32::try_from(i + 1).unwrap_or(u32::MAX), reading);
@@ -180,15 +192,15 @@ impl Detector for EccUncorrectable {
         }
     }
 
-    fn reset(&mut self, host: &str, at: i64, source: Source) {
+    fn reset(&mut self, host: &str, at: i64, number: u32, source: Source) {
         for gpu in self.by_host.get(host).into_iter().flatten() {
             if let Some(fold) = self.gpus.get_mut(gpu) {
-                fold.insert(at, source.seq, 0, Fact::Reset);
+                fold.insert(at, source.seq, 0, Fact::Reset { number });
             }
         }
     }
 
-    fn advance(&mut self, now: i64, floor: i64, entities: &Entities, findings: &mut Vec<Finding>) {
+    fn advance(&mut self, now: i64, floor: i64, entities: &Entities, findings: &mut Vec<Finding>) -> bool {
         self.floor = Some(floor);
         while self.due.first().is_some_and(|(at, _)| *at <= now) {
             if let Some((_, gpu)) = self.due.pop_first() {
@@ -198,11 +210,21 @@ impl Detector for EccUncorrectable {
         let gpus = &mut self.gpus;
         self.active.retain(|gpu| {
             let Some(fold) = gpus.get_mut(gpu) else { return false };
-            fold.settle(floor);
-            let present = fold.present(now);
+            fold.settle(floor, &());
+            let present = fold.present(now, &());
             findings.extend(present.closed.iter().chain(&present.open).map(|episode| finding(episode, entities, *gpu)));
             present.open.is_some() || (present.closed.is_some() && fold.waits())
         });
+        true
+    }
+
+    fn save(&self) -> Section {
+        Section::of(self.kind(), 1, self)
+    }
+
+    fn load(&mut self, section: &Section) -> Result<(), StateError> {
+        *self = section.read(1)?;
+        Ok(())
     }
 }
 
@@ -215,6 +237,7 @@ fn finding(episode: &Episode, entities: &Entities, gpu: GpuId) -> Finding {
     };
     Finding {
         kind: "ecc_uncorrectable",
+        cause: precedence::cause("ecc_uncorrectable", None),
         subject: entity.gpu_uuid.clone().unwrap_or_default(),
         facet: String::new(),
         severity: Severity::Critical,
@@ -233,6 +256,7 @@ fn finding(episode: &Episode, entities: &Entities, gpu: GpuId) -> Finding {
             "replace it if the remapping fails or errors come back within 30 days".to_owned(),
         ],
         evidence: vec![episode.evidence.clone()],
+        coverage: None,
         raw: None,
         offsets: episode.offsets,
         entity,

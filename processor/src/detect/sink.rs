@@ -1,104 +1,175 @@
-//! Incidents out: to the `incidents` topic, each once however often the log is replayed.
+//! The log as the workers write it on Kafka: incidents and partials out, and what is out already.
 //!
-//! A task numbers its outputs from 0, and a replay gives the same numbers and bytes. What is out already is read from
-//! the topic itself at start and not sent again.
+//! One idempotent writer a worker. Every append has a number; the worker learns up to which number all are acknowledged.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use gpufleet_runtime::exit::Failure;
 use gpufleet_runtime::failpoint;
-use gpufleet_runtime::kafka::{Destination, Reader, Start, Writer, offsets};
-use gpufleet_schemas::partition::partition_of;
-use gpufleet_schemas::record::Incident;
-use gpufleet_schemas::wire::{Decoder, Encoder};
+use gpufleet_runtime::kafka::{Destination, Message, Reader, Start, Writer, bounds, offsets};
+use gpufleet_schemas::Topics;
+use gpufleet_schemas::wire::Decoder;
+
+use crate::worker::log::{Log, Said, Stream};
+use crate::worker::snapshot::hash_of;
 
 /// Longest that a closing task waits for the broker.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Sends incidents that are not out yet.
-pub struct Sink {
-    writer: Writer,
-    topic: String,
-    encoder: Encoder,
-    partitions: i32,
-    /// Highest output number of each task in each partition of the topic. Within one partition a task's numbers ascend,
-    /// so everything up to it is out, also what compaction has taken away since.
-    out: BTreeMap<(String, i32), i64>,
-    buffer: Vec<u8>,
-    pub sent: u64,
-    pub suppressed: u64,
+/// The topics that detection reads and writes, with their partition counts.
+#[derive(Clone, Debug)]
+pub struct Outlets {
+    pub brokers: String,
+    pub topics: Topics,
+    pub incidents: i32,
+    pub partials: i32,
 }
 
-impl Sink {
-    /// Opens the topic and learns what is out already.
-    pub fn open(brokers: &str, topic: &str, partitions: i32) -> Result<Sink, Failure> {
-        let out = already_out(brokers, topic, partitions)?;
-        Ok(Sink {
-            writer: Writer::open(brokers)?,
-            topic: topic.to_owned(),
-            encoder: Encoder::default(),
-            partitions,
-            out,
-            buffer: Vec::new(),
-            sent: 0,
-            suppressed: 0,
+/// Every task's incidents that are in the topic, read on once for all workers of the process.
+#[derive(Default)]
+pub struct Archive {
+    next: BTreeMap<i32, i64>,
+    said: BTreeMap<String, Vec<Said>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Default)]
+struct InFlight {
+    numbers: BTreeSet<u64>,
+    refused: Option<String>,
+}
+
+/// The log on Kafka.
+pub struct KafkaLog {
+    outlets: Outlets,
+    /// Topic of the input.
+    input: String,
+    writer: Writer,
+    appended: u64,
+    in_flight: Arc<Mutex<InFlight>>,
+    archive: Arc<Mutex<Archive>>,
+    pub commits: Vec<(i32, i64)>,
+}
+
+impl KafkaLog {
+    pub fn open(outlets: Outlets, input: &str, archive: Arc<Mutex<Archive>>) -> Result<KafkaLog, Failure> {
+        Ok(KafkaLog {
+            writer: Writer::open(&outlets.brokers)?,
+            outlets,
+            input: input.to_owned(),
+            appended: 0,
+            in_flight: Arc::default(),
+            archive,
+            commits: Vec::new(),
         })
     }
 
-    pub fn emit(&mut self, incident: &Incident) -> Result<(), Failure> {
-        let partition = partition_of(&incident.id, self.partitions);
-        if self.out.get(&(incident.task.clone(), partition)).is_some_and(|highest| incident.emit_seq <= *highest) {
-            self.suppressed += 1;
-            return Ok(());
-        }
-        self.encoder.incident(incident, &mut self.buffer);
-        let to = Destination { topic: &self.topic, partition };
-        self.writer.send(to, incident.id.as_bytes(), &self.buffer, &[], |delivery| {
-            if let Err(error) = delivery {
-                tracing::error!(error, "an incident was refused by the broker");
-            }
-            failpoint::reached("detect.after_acknowledgement");
-        })?;
-        failpoint::reached("detect.before_acknowledgement");
-        self.sent += 1;
-        Ok(())
-    }
-
-    /// Waits until every incident is acknowledged.
-    pub fn flush(&self) -> Result<(), Failure> {
-        self.writer.flush(PATIENCE)
+    /// Writes a record of time into the input.
+    pub fn tick(&self, partition: i32, payload: &[u8]) -> Result<(), Failure> {
+        self.writer.send(Destination { topic: &self.input, partition }, b"tick", Some(payload), &[], |_| {})
     }
 }
 
-fn already_out(brokers: &str, topic: &str, partitions: i32) -> Result<BTreeMap<(String, i32), i64>, Failure> {
-    let mut out = BTreeMap::new();
-    let decoder = Decoder::default();
-    for message in read_all(brokers, topic, partitions)? {
-        // What is no incident was not written by a task.
-        if let Ok(incident) = decoder.incident(&message.payload) {
-            let highest = out.entry((incident.task, message.partition)).or_insert(incident.emit_seq);
-            *highest = incident.emit_seq.max(*highest);
+impl Log for KafkaLog {
+    fn bounds(&mut self, partition: i32) -> Result<(i64, i64), Failure> {
+        bounds(&self.outlets.brokers, &self.input, partition)
+    }
+
+    fn partitions(&self, stream: Stream) -> i32 {
+        match stream {
+            Stream::Incidents => self.outlets.incidents,
+            Stream::Partials => self.outlets.partials,
         }
     }
-    Ok(out)
+
+    fn said(&mut self, task: &str) -> Result<Vec<Said>, Failure> {
+        let Outlets { brokers, topics, incidents, .. } = &self.outlets;
+        let mut archive = lock(&self.archive);
+        let (messages, next) = read_on(brokers, &topics.incidents, *incidents, &archive.next)?;
+        archive.next = next;
+        let decoder = Decoder::default();
+        for message in messages {
+            // What is no incident is a tombstone, or was not written by a task.
+            if let Ok(incident) = decoder.incident(&message.payload) {
+                let said = Said { partition: message.partition, hash: hash_of(&message.payload), incident };
+                archive.said.entry(said.incident.task.clone()).or_default().push(said);
+            }
+        }
+        Ok(archive.said.get(task).cloned().unwrap_or_default())
+    }
+
+    fn append(&mut self, stream: Stream, partition: i32, key: &[u8], payload: Option<&[u8]>) -> Result<(), Failure> {
+        let topics = &self.outlets.topics;
+        let topic = match stream {
+            Stream::Incidents => &topics.incidents,
+            Stream::Partials => &topics.partials,
+        };
+        let (number, in_flight) = (self.appended, self.in_flight.clone());
+        lock(&self.in_flight).numbers.insert(number);
+        self.appended += 1;
+        self.writer.send(Destination { topic, partition }, key, payload, &[], move |delivery| {
+            let mut in_flight = lock(&in_flight);
+            in_flight.numbers.remove(&number);
+            if let Err(error) = delivery {
+                in_flight.refused.get_or_insert(error);
+            }
+            drop(in_flight);
+            if stream == Stream::Incidents {
+                failpoint::reached("detect.after_acknowledgement");
+            }
+        })
+    }
+
+    fn acknowledged(&mut self) -> Result<u64, Failure> {
+        let in_flight = lock(&self.in_flight);
+        match &in_flight.refused {
+            Some(error) => Err(Failure::external(format!(
+                "the broker at {} refused what detection has found: {error}",
+                self.outlets.brokers
+            ))),
+            None => Ok(in_flight.numbers.first().copied().unwrap_or(self.appended)),
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), Failure> {
+        self.writer.flush(PATIENCE)
+    }
+
+    fn commit(&mut self, partition: i32, next_offset: i64) -> Result<(), Failure> {
+        self.commits.push((partition, next_offset));
+        Ok(())
+    }
 }
 
 /// Everything that a topic holds now.
-pub fn read_all(brokers: &str, topic: &str, partitions: i32) -> Result<Vec<gpufleet_runtime::kafka::Message>, Failure> {
-    let ends = offsets(brokers, topic, partitions)?;
-    let mut starts = Vec::new();
-    for (partition, (low, high)) in ends.iter().enumerate() {
-        if low < high {
-            let partition = i32::try_from(partition).unwrap_or(i32::MAX);
-            starts.push(Start { topic: topic.to_owned(), partition, offset: *low });
+pub fn read_all(brokers: &str, topic: &str, partitions: i32) -> Result<Vec<Message>, Failure> {
+    read_on(brokers, topic, partitions, &BTreeMap::new()).map(|(messages, _)| messages)
+}
+
+/// What a topic holds from `next` on, and the offsets to read on from.
+fn read_on(
+    brokers: &str,
+    topic: &str,
+    partitions: i32,
+    next: &BTreeMap<i32, i64>,
+) -> Result<(Vec<Message>, BTreeMap<i32, i64>), Failure> {
+    let (mut starts, mut missing, mut after) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
+    for (partition, (low, high)) in (0..).zip(offsets(brokers, topic, partitions)?) {
+        let offset = next.get(&partition).copied().unwrap_or(low).max(low);
+        if offset < high {
+            starts.push(Start { topic: topic.to_owned(), partition, offset });
+            missing.insert(partition, high);
         }
+        after.insert(partition, high.max(offset));
     }
-    let mut missing: BTreeMap<i32, i64> =
-        starts.iter().map(|start| (start.partition, ends[start.partition as usize].1)).collect();
     let mut messages = Vec::new();
     if missing.is_empty() {
-        return Ok(messages);
+        return Ok((messages, after));
     }
     let reader = Reader::open(brokers, &starts)?;
     let mut quiet_since = Instant::now();
@@ -109,7 +180,9 @@ pub fn read_all(brokers: &str, topic: &str, partitions: i32) -> Result<Vec<gpufl
                 if missing.get(&message.partition).is_some_and(|end| message.offset + 1 >= *end) {
                     missing.remove(&message.partition);
                 }
-                messages.push(message);
+                if after.get(&message.partition).is_some_and(|end| message.offset < *end) {
+                    messages.push(message);
+                }
             }
             None if quiet_since.elapsed() > PATIENCE => {
                 return Err(Failure::external(format!(
@@ -119,5 +192,5 @@ pub fn read_all(brokers: &str, topic: &str, partitions: i32) -> Result<Vec<gpufl
             None => {}
         }
     }
-    Ok(messages)
+    Ok((messages, after))
 }

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::engine::book::TaskId;
+use crate::engine::{Input, Machine, Output};
 
 const START: i64 = 1_772_442_000 * SECOND;
 
@@ -78,12 +79,16 @@ impl Log {
 fn run(records: &[Telemetry]) -> Vec<Incident> {
     let id = TaskId { log_id: "log".into(), topic: "gpu.telemetry".into(), partition: 0 };
     let mut task = Task::new(id, &DetectorsConfig::default());
-    let (encoder, mut bytes, mut incidents) = (Encoder::default(), Vec::new(), Vec::new());
-    for (offset, record) in records.iter().enumerate() {
+    let (encoder, mut bytes, mut outputs) = (Encoder::default(), Vec::new(), Vec::new());
+    for (offset, record) in (0..).zip(records) {
         encoder.telemetry(record, &mut bytes);
-        task.step(offset as i64, &bytes, &mut incidents);
+        task.step(Input { offset, appended_at: None, payload: &bytes }, &mut outputs);
     }
-    incidents
+    let incidents = outputs.into_iter().filter_map(|output| match output {
+        Output::Incident(incident) => Some(*incident),
+        _ => None,
+    });
+    incidents.collect()
 }
 
 /// Kind, state, onset second and end second of each revision.

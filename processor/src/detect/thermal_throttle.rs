@@ -8,18 +8,19 @@
 use gpufleet_schemas::instant::SECOND;
 use gpufleet_schemas::metric::Metric;
 use gpufleet_schemas::record::{Evidence, GpuBatch, GpuBlock, Severity};
+use serde::{Deserialize, Serialize};
 
 use super::config::ThermalThrottleConfig;
 use super::{Detector, Source};
 use crate::engine::finding::Offsets;
-use crate::engine::{Entities, Finding, GpuId, Pane, Panes};
+use crate::engine::{Entities, Finding, GpuId, Pane, Panes, Section, StateError};
 
 const SW_THERMAL: i64 = 0x20;
 const HW_THERMAL: i64 = 0x40;
 const HW_SLOWDOWN: i64 = 0x8;
 
 /// What a stretch of time shows of one GPU.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Heat {
     samples: i64,
     thermal: i64,
@@ -67,7 +68,7 @@ impl Heat {
 }
 
 /// A span of throttling.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Episode {
     severity: Severity,
     onset_at: i64,
@@ -79,7 +80,7 @@ struct Episode {
 }
 
 /// The fold over one GPU's windows.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct State {
     /// The newest windows, newest in bit 0, each set where it crossed the threshold.
     warning: u8,
@@ -91,6 +92,7 @@ struct State {
     closed: Option<Episode>,
 }
 
+#[derive(Serialize, Deserialize)]
 struct Gpu {
     panes: Panes<Heat>,
     settled: State,
@@ -102,21 +104,28 @@ struct Gpu {
 /// The detector.
 pub struct ThermalThrottle {
     config: ThermalThrottleConfig,
+    known: Known,
+}
+
+/// Its state.
+#[derive(Default, Serialize, Deserialize)]
+struct Known {
     gpus: Vec<Option<Gpu>>,
     evaluated_to: Option<i64>,
 }
 
 impl ThermalThrottle {
     pub fn new(config: &ThermalThrottleConfig) -> ThermalThrottle {
-        ThermalThrottle { config: config.clone(), gpus: Vec::new(), evaluated_to: None }
+        ThermalThrottle { config: config.clone(), known: Known::default() }
     }
 
     fn gpu(&mut self, id: GpuId) -> &mut Gpu {
-        if self.gpus.len() <= id.index() {
-            self.gpus.resize_with(id.index() + 1, || None);
+        let gpus = &mut self.known.gpus;
+        if gpus.len() <= id.index() {
+            gpus.resize_with(id.index() + 1, || None);
         }
         let (slide, per_window) = (self.config.slide, self.config.window / self.config.slide);
-        self.gpus[id.index()].get_or_insert_with(|| Gpu {
+        gpus[id.index()].get_or_insert_with(|| Gpu {
             panes: Panes::new(slide, per_window),
             settled: State::default(),
             settled_to: i64::MIN,
@@ -126,6 +135,10 @@ impl ThermalThrottle {
 }
 
 impl Detector for ThermalThrottle {
+    fn kind(&self) -> &'static str {
+        "thermal_throttle"
+    }
+
     fn block(&mut self, id: GpuId, batch: &GpuBatch, block: &GpuBlock, source: Source) {
         let gpu = self.gpu(id);
         for (tick, mask) in block.readings(Metric::ClocksEventReasons) {
@@ -163,14 +176,14 @@ impl Detector for ThermalThrottle {
         }
     }
 
-    fn advance(&mut self, now: i64, floor: i64, entities: &Entities, findings: &mut Vec<Finding>) {
+    fn advance(&mut self, now: i64, floor: i64, entities: &Entities, findings: &mut Vec<Finding>) -> bool {
         let end = now.div_euclid(self.config.slide) * self.config.slide;
-        if self.evaluated_to.is_some_and(|before| end <= before) {
-            return;
+        if self.known.evaluated_to.is_some_and(|before| end <= before) {
+            return false;
         }
-        self.evaluated_to = Some(end);
+        self.known.evaluated_to = Some(end);
         for id in entities.ids() {
-            let Some(gpu) = self.gpus.get_mut(id.index()).and_then(Option::as_mut) else { continue };
+            let Some(gpu) = self.known.gpus.get_mut(id.index()).and_then(Option::as_mut) else { continue };
             if gpu.clean {
                 gpu.panes.settle(floor);
                 continue;
@@ -194,10 +207,25 @@ impl Detector for ThermalThrottle {
                 && present.is_clean()
                 && gpu.panes.iter().all(|(_, pane)| pane.first_throttled_at(true).is_none());
         }
+        true
     }
 
     fn too_late(&self) -> u64 {
-        self.gpus.iter().flatten().map(|gpu| gpu.panes.too_late).sum()
+        self.known.gpus.iter().flatten().map(|gpu| gpu.panes.too_late).sum()
+    }
+
+    fn save(&self) -> Section {
+        Section::of(self.kind(), 1, &self.known)
+    }
+
+    fn load(&mut self, section: &Section) -> Result<(), StateError> {
+        self.known = section.read(1)?;
+        // Another configuration may have cut time differently: its panes cannot be cut anew, its episodes go on.
+        let (slide, per_window) = (self.config.slide, self.config.window / self.config.slide);
+        for gpu in self.known.gpus.iter_mut().flatten().filter(|gpu| !gpu.panes.are_of(slide, per_window)) {
+            gpu.panes = Panes::new(slide, per_window);
+        }
+        Ok(())
     }
 }
 
@@ -278,6 +306,7 @@ fn finding(episode: &Episode, entities: &Entities, id: GpuId, config: &ThermalTh
     };
     Finding {
         kind: "thermal_throttle",
+        cause: None,
         subject: entity.gpu_uuid.clone().unwrap_or_default(),
         facet: String::new(),
         severity: episode.severity,
@@ -309,6 +338,7 @@ fn finding(episode: &Episode, entities: &Entities, id: GpuId, config: &ThermalTh
         .into_iter()
         .flatten()
         .collect(),
+        coverage: None,
         raw: None,
         offsets: episode.offsets,
         entity,

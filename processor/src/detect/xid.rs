@@ -9,22 +9,23 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gpufleet_schemas::catalogue::{Advice, advice};
 use gpufleet_schemas::record::{EventKind, Evidence, Severity, XidEvent};
+use serde::{Deserialize, Serialize};
 
 use super::config::XidConfig;
-use super::{Detector, Source};
+use super::{Detector, Source, precedence};
 use crate::engine::finding::Offsets;
-use crate::engine::{Entities, Entity, Finding, Fold, Reorder};
+use crate::engine::{Entities, Entity, Finding, Fold, Reorder, Section, StateError};
 
 /// Xid 79, the plain message and NVML's "GPU is lost" are one cause.
 const OFF_THE_BUS: &str = "off the bus";
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 enum Fact {
     Event { facet: String, kind: EventKind, code: Option<i32>, message: String, raw: String, offset: i64, late: bool },
-    Reset,
+    Reset { number: u32 },
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Episode {
     kind: EventKind,
     code: Option<i32>,
@@ -39,17 +40,21 @@ struct Episode {
 }
 
 /// The fold over one device's events: the newest episode of each code.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct State {
     episodes: BTreeMap<String, Episode>,
-    /// How long each class stays quiet before it is over.
-    application_quiet: i64,
+    /// Number of the newest reset.
+    reset: Option<u32>,
 }
 
 impl Fold<Fact> for State {
-    fn step(&mut self, at: i64, fact: &Fact) {
+    type Rule = XidConfig;
+
+    fn step(&mut self, at: i64, fact: &Fact, rule: &XidConfig) {
         match fact {
-            Fact::Reset => {
+            Fact::Reset { number } if self.reset >= Some(*number) => {}
+            Fact::Reset { number } => {
+                self.reset = Some(*number);
                 for episode in self.episodes.values_mut().filter(|episode| episode.last_at < at) {
                     episode.reset_at.get_or_insert(at);
                 }
@@ -69,7 +74,7 @@ impl Fold<Fact> for State {
                 };
                 let episode = self.episodes.entry(facet.clone()).or_insert_with(|| fresh.clone());
                 let over = episode.reset_at.is_some_and(|reset| reset < at)
-                    || (episode.is_application() && at - episode.last_at >= self.application_quiet);
+                    || (episode.is_application() && at - episode.last_at >= rule.application_quiet);
                 if over {
                     *episode = fresh;
                 }
@@ -102,6 +107,7 @@ impl Episode {
     }
 }
 
+#[derive(Serialize, Deserialize)]
 struct Device {
     entity: Entity,
     fold: Reorder<Fact, State>,
@@ -110,6 +116,12 @@ struct Device {
 /// The detector.
 pub struct Xid {
     config: XidConfig,
+    known: Known,
+}
+
+/// Its state.
+#[derive(Default, Serialize, Deserialize)]
+struct Known {
     devices: BTreeMap<(String, String), Device>,
     active: BTreeSet<(String, String)>,
     floor: Option<i64>,
@@ -117,7 +129,7 @@ pub struct Xid {
 
 impl Xid {
     pub fn new(config: &XidConfig) -> Xid {
-        Xid { config: config.clone(), devices: BTreeMap::new(), active: BTreeSet::new(), floor: None }
+        Xid { config: config.clone(), known: Known::default() }
     }
 }
 
@@ -130,11 +142,15 @@ fn facet(event: &XidEvent) -> String {
 }
 
 impl Detector for Xid {
-    fn reset(&mut self, host: &str, at: i64, source: Source) {
+    fn kind(&self) -> &'static str {
+        "xid"
+    }
+
+    fn reset(&mut self, host: &str, at: i64, number: u32, source: Source) {
         let of_host =
-            self.devices.range_mut((host.to_owned(), String::new())..).take_while(|((name, _), _)| name == host);
+            self.known.devices.range_mut((host.to_owned(), String::new())..).take_while(|((name, _), _)| name == host);
         for (_, device) in of_host {
-            device.fold.insert(at, source.seq, 0, Fact::Reset);
+            device.fold.insert(at, source.seq, 0, Fact::Reset { number });
         }
     }
 
@@ -145,7 +161,7 @@ impl Detector for Xid {
         let device = entity.pci.clone().or_else(|| entity.gpu_uuid.clone()).unwrap_or_default();
         let key = (event.origin.host.clone(), device);
         let at = event.origin.observed_at;
-        let late = self.floor.is_some_and(|floor| at <= floor);
+        let late = self.known.floor.is_some_and(|floor| at <= floor);
         let fact = Fact::Event {
             facet: facet(event),
             kind: event.kind,
@@ -155,35 +171,47 @@ impl Detector for Xid {
             offset: source.offset,
             late,
         };
-        let settled = State { application_quiet: self.config.application_quiet, ..State::default() };
         let device = self
+            .known
             .devices
             .entry(key.clone())
-            .or_insert_with(|| Device { entity: entity.clone(), fold: Reorder::new(settled) });
+            .or_insert_with(|| Device { entity: entity.clone(), fold: Reorder::default() });
         device.entity = entity.clone();
         if late {
-            device.fold.insert_late(at, &fact);
+            device.fold.insert_late(at, &fact, &self.config);
         } else {
             device.fold.insert(at, source.seq, 1, fact);
         }
-        self.active.insert(key);
+        self.known.active.insert(key);
     }
 
-    fn advance(&mut self, now: i64, floor: i64, _: &Entities, findings: &mut Vec<Finding>) {
-        self.floor = Some(floor);
-        let (devices, config) = (&mut self.devices, &self.config);
-        self.active.retain(|key| {
+    fn advance(&mut self, now: i64, floor: i64, _: &Entities, findings: &mut Vec<Finding>) -> bool {
+        let Known { devices, active, floor: known_floor } = &mut self.known;
+        let config = &self.config;
+        *known_floor = Some(floor);
+        active.retain(|key| {
             let Some(device) = devices.get_mut(key) else { return false };
-            device.fold.settle(floor);
-            let present = device.fold.present(now);
+            device.fold.settle(floor, config);
+            let present = device.fold.present(now, config);
             let mut goes_on = device.fold.waits();
             for (facet, episode) in &present.episodes {
                 let end_at = episode.end_at(now, config);
                 goes_on |= end_at.is_none();
                 findings.push(finding(&key.1, facet, episode, end_at, &device.entity));
             }
+            device.fold.settled_mut().episodes.retain(|_, episode| episode.end_at(floor, config).is_none());
             goes_on
         });
+        true
+    }
+
+    fn save(&self) -> Section {
+        Section::of(self.kind(), 1, &self.known)
+    }
+
+    fn load(&mut self, section: &Section) -> Result<(), StateError> {
+        self.known = section.read(1)?;
+        Ok(())
     }
 }
 
@@ -198,6 +226,7 @@ fn finding(subject: &str, facet: &str, episode: &Episode, end_at: Option<i64>, e
     let times = if episode.count > 1 { format!(" ({} times)", episode.count) } else { String::new() };
     Finding {
         kind: "xid",
+        cause: (episode.kind == EventKind::Xid).then(|| precedence::cause("xid", episode.code)).flatten(),
         subject: subject.to_owned(),
         facet: facet.to_owned(),
         severity: advice.severity,
@@ -218,6 +247,7 @@ fn finding(subject: &str, facet: &str, episode: &Episode, end_at: Option<i64>, e
             before: None,
             reset: false,
         }],
+        coverage: None,
         raw: Some(episode.raw.clone()),
         offsets: episode.offsets,
         entity: entity.clone(),

@@ -1,32 +1,57 @@
 //! Event time of one partition: how far the log has come.
 //!
-//! The watermark is the newest instant that data or a tick has shown, less the disorder bound; it never goes back.
-//! Once ticks are there, a record from further ahead than a tick plus `future_bound` moves nothing, so that one host
-//! with a wrong clock closes nobody's window.
+//! The watermark is the newest instant that data or a tick has shown, less the disorder bound; it never goes back. A
+//! record from further ahead than the partition's ticks, or than the instant at which the broker took it, moves
+//! nothing, so that one host with a wrong clock closes nobody's window and delays nobody.
+
+use serde::{Deserialize, Serialize};
+
+/// How far ahead of its log a record is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ahead {
+    /// Not at all.
+    No,
+    /// By more than `future_bound`: it counts in its own windows, which close when the log has come there.
+    Bound,
+    /// By more than `future_horizon`: its time means nothing, and no window waits for it.
+    Horizon,
+}
 
 /// Watermark of one partition. Instants and spans are microseconds.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Clock {
-    disorder_bound: i64,
-    future_bound: i64,
     newest: Option<i64>,
     tick: Option<i64>,
     /// Records that came from the future.
     pub from_the_future: u64,
 }
 
+/// The spans that a clock judges by.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    pub disorder: i64,
+    pub future: i64,
+    pub horizon: i64,
+}
+
 impl Clock {
-    pub fn new(disorder_bound: i64, future_bound: i64) -> Clock {
-        Clock { disorder_bound, future_bound, newest: None, tick: None, from_the_future: 0 }
+    pub fn new() -> Clock {
+        Clock { newest: None, tick: None, from_the_future: 0 }
     }
 
-    /// A record of this event time was read.
-    pub fn data(&mut self, at: i64) {
-        if self.tick.is_some_and(|tick| at > tick.saturating_add(self.future_bound)) {
-            self.from_the_future += 1;
-        } else {
+    /// A record of this event time was read, which the broker took at `appended_at`.
+    pub fn data(&mut self, at: i64, appended_at: Option<i64>, bounds: Bounds) -> Ahead {
+        let known = match (self.tick, appended_at) {
+            (Some(tick), Some(appended)) => Some(tick.min(appended)),
+            (tick, appended) => tick.or(appended),
+        };
+        let ahead = known.map_or(0, |known| at.saturating_sub(known));
+        if ahead <= bounds.future {
             self.newest = self.newest.max(Some(at));
+            return Ahead::No;
         }
+        self.from_the_future += 1;
+        if ahead <= bounds.horizon { Ahead::Bound } else { Ahead::Horizon }
     }
 
     /// The partition's time source says that it is `at`.
@@ -36,8 +61,14 @@ impl Clock {
     }
 
     /// No record older than this is expected any more; none before the first record.
-    pub fn watermark(&self) -> Option<i64> {
-        self.newest.map(|newest| newest.saturating_sub(self.disorder_bound))
+    pub fn watermark(&self, bounds: Bounds) -> Option<i64> {
+        self.newest.map(|newest| newest.saturating_sub(bounds.disorder))
+    }
+}
+
+impl Default for Clock {
+    fn default() -> Clock {
+        Clock::new()
     }
 }
 
@@ -45,26 +76,37 @@ impl Clock {
 mod tests {
     use super::*;
 
+    const BOUNDS: Bounds = Bounds { disorder: 5, future: 2, horizon: 100 };
+
     #[test]
     fn the_watermark_follows_data_and_ticks_and_never_goes_back() {
-        let mut clock = Clock::new(5, 2);
-        assert_eq!(clock.watermark(), None);
-        clock.data(10);
-        assert_eq!(clock.watermark(), Some(5));
+        let mut clock = Clock::new();
+        assert_eq!(clock.watermark(BOUNDS), None);
+        clock.data(10, None, BOUNDS);
+        assert_eq!(clock.watermark(BOUNDS), Some(5));
         clock.tick(20);
-        assert_eq!(clock.watermark(), Some(15));
-        clock.data(3);
+        assert_eq!(clock.watermark(BOUNDS), Some(15));
+        clock.data(3, None, BOUNDS);
         clock.tick(4);
-        assert_eq!(clock.watermark(), Some(15));
+        assert_eq!(clock.watermark(BOUNDS), Some(15));
     }
 
     #[test]
     fn a_record_from_the_future_moves_no_watermark() {
-        let mut clock = Clock::new(5, 2);
+        let mut clock = Clock::new();
         clock.tick(20);
-        clock.data(22);
-        assert_eq!(clock.watermark(), Some(17));
-        clock.data(86_400);
-        assert_eq!((clock.watermark(), clock.from_the_future), (Some(17), 1));
+        assert_eq!(clock.data(22, None, BOUNDS), Ahead::No);
+        assert_eq!(clock.data(30, None, BOUNDS), Ahead::Bound);
+        assert_eq!(clock.data(86_400, None, BOUNDS), Ahead::Horizon);
+        assert_eq!((clock.watermark(BOUNDS), clock.from_the_future), (Some(17), 2));
+    }
+
+    #[test]
+    fn the_instant_of_arrival_bounds_a_record_too() {
+        let mut clock = Clock::new();
+        assert_eq!(clock.data(86_400, Some(20), BOUNDS), Ahead::Horizon, "before any tick");
+        assert_eq!(clock.watermark(BOUNDS), None);
+        clock.tick(1_000_000);
+        assert_eq!(clock.data(86_400, Some(86_399), BOUNDS), Ahead::No, "a recording that is replayed late");
     }
 }

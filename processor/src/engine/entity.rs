@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use gpufleet_schemas::record::{GpuBatch, GpuBlock, Labels};
+use serde::{Deserialize, Serialize};
 
 /// Number of a GPU within its task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct GpuId(u32);
 
 impl GpuId {
@@ -15,7 +16,7 @@ impl GpuId {
 }
 
 /// What an incident says about whom it concerns; as the newest record in the log has it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entity {
     pub host: String,
     pub site: Option<String>,
@@ -24,6 +25,8 @@ pub struct Entity {
     pub gpu_index: Option<i32>,
     pub pci: Option<String>,
     pub job_id: Option<String>,
+    /// A power domain, which no single host stands for.
+    pub feed: Option<String>,
 }
 
 impl Entity {
@@ -33,6 +36,9 @@ impl Entity {
 
     /// For a person: `GPU 3 of node-07`.
     pub fn text(&self) -> String {
+        if let Some(feed) = &self.feed {
+            return format!("feed {feed}");
+        }
         match (&self.gpu_index, &self.gpu_uuid, &self.pci) {
             (Some(index), _, _) => format!("GPU {index} of {}", self.host),
             (None, Some(uuid), _) => format!("{uuid} of {}", self.host),
@@ -43,7 +49,7 @@ impl Entity {
 }
 
 /// The GPUs of a partition.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Entities {
     by_uuid: BTreeMap<String, GpuId>,
     by_slot: BTreeMap<(String, String), GpuId>,

@@ -1,11 +1,12 @@
 //! What a detector says: an episode in which something was wrong, as far as it knows at the moment.
 
 use gpufleet_schemas::record::{Evidence, Severity};
+use serde::{Deserialize, Serialize};
 
 use super::Entity;
 
 /// Range of offsets that the facts of a finding lie in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offsets {
     pub first: i64,
     pub last: i64,
@@ -34,6 +35,8 @@ impl Offsets {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
     pub kind: &'static str,
+    /// What causes it: findings of one GPU with the same cause are one page (`detect/precedence.rs`).
+    pub cause: Option<&'static str>,
     /// Identity of whom it concerns within the host, as it was when the episode began: a GPU, a slot, or nothing.
     pub subject: String,
     /// Distinguishes episodes of one entity that may overlap, such as two Xid codes.
@@ -52,6 +55,8 @@ pub struct Finding {
     pub summary: String,
     pub actions: Vec<String>,
     pub evidence: Vec<Evidence>,
+    /// Share of the expected hosts that were heard; none where one host speaks for itself.
+    pub coverage: Option<f64>,
     pub raw: Option<String>,
     pub offsets: Offsets,
 }

@@ -6,13 +6,15 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 /// What a stretch of time gathers. Merging is commutative: integers only, no float whose order would matter.
 pub trait Pane: Default {
     fn merge(&mut self, other: &Self);
 }
 
 /// The panes of one entity.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Panes<P> {
     length: i64,
     per_window: i64,
@@ -78,6 +80,11 @@ impl<P: Pane> Panes<P> {
                 self.panes = self.panes.split_off(&(needed_from - self.length));
             }
         }
+    }
+
+    /// Whether these are panes of such windows; another configuration may have left others.
+    pub fn are_of(&self, length: i64, per_window: i64) -> bool {
+        (self.length, self.per_window) == (length.max(1), per_window.max(1))
     }
 
     pub fn is_empty(&self) -> bool {

@@ -8,8 +8,8 @@ use super::bytes::Cursor;
 use super::schema::{Node, RecordNode};
 use crate::metric::{MetricSet, Tier};
 use crate::record::{
-    EventKind, Evidence, GpuBatch, GpuBlock, Incident, Labels, Lost, LostReason, Origin, PowerKind, Series, Severity,
-    State, Tick, XidEvent,
+    EventKind, Evidence, Exclusion, Explained, GpuBatch, GpuBlock, Group, GroupKind, Incident, Labels, Lost,
+    LostReason, Origin, Partial, PowerKind, Series, Severity, State, Tick, Topology, Upstream, Watermark, XidEvent,
 };
 
 type Result<T> = std::result::Result<T, DecodeError>;
@@ -59,6 +59,15 @@ fn double(cursor: &mut Cursor<'_>, node: &Node) -> Result<f64> {
     match node.branch(cursor)? {
         Node::Double => cursor.double(),
         Node::Float => cursor.float().map(f64::from),
+        _ => Err(WRONG_TYPE),
+    }
+}
+
+fn optional_double(cursor: &mut Cursor<'_>, node: &Node) -> Result<Option<f64>> {
+    match node.branch(cursor)? {
+        Node::Null => Ok(None),
+        Node::Double => cursor.double().map(Some),
+        Node::Float => cursor.float().map(|value| Some(f64::from(value))),
         _ => Err(WRONG_TYPE),
     }
 }
@@ -387,6 +396,114 @@ pub(crate) fn tick(cursor: &mut Cursor<'_>, node: &RecordNode) -> Result<Tick> {
     Ok(out)
 }
 
+fn group(cursor: &mut Cursor<'_>, node: &Node) -> Result<Group> {
+    let mut out = Group::default();
+    for field in &record(node)?.fields {
+        match field.name.as_str() {
+            "kind" => out.kind = GroupKind::from_text(symbol(cursor, &field.node)?),
+            "key" => out.key = text(cursor, &field.node)?,
+            "hosts" => out.hosts = texts(cursor, &field.node)?,
+            "rating_watts" => out.rating_watts = optional_long(cursor, &field.node)?,
+            _ => field.node.skip(cursor)?,
+        }
+    }
+    Ok(out)
+}
+
+pub(crate) fn topology(cursor: &mut Cursor<'_>, node: &RecordNode) -> Result<Topology> {
+    Ok(numbered_topology(cursor, node)?.2)
+}
+
+/// The topology that stage 1 passed on, with the task and the number that it gave it.
+pub(crate) fn epoch(cursor: &mut Cursor<'_>, node: &RecordNode) -> Result<Upstream> {
+    let (task, emit_seq, topology) = numbered_topology(cursor, node)?;
+    Ok(Upstream::Topology { task, emit_seq, topology })
+}
+
+fn numbered_topology(cursor: &mut Cursor<'_>, node: &RecordNode) -> Result<(String, i64, Topology)> {
+    let (mut task, mut emit_seq, mut out) = (String::new(), 0, Topology::default());
+    for field in &node.fields {
+        match field.name.as_str() {
+            "task" => task = text(cursor, &field.node)?,
+            "emit_seq" => emit_seq = long(cursor, &field.node)?,
+            "epoch_at" => out.epoch_at = long(cursor, &field.node)?,
+            "writer" => out.writer = text(cursor, &field.node)?,
+            "groups" => items(cursor, &field.node, MAX_ITEMS, |cursor, item| {
+                out.groups.push(group(cursor, item)?);
+                Ok(())
+            })?,
+            _ => field.node.skip(cursor)?,
+        }
+    }
+    Ok((task, emit_seq, out))
+}
+
+pub(crate) fn partial(cursor: &mut Cursor<'_>, node: &RecordNode) -> Result<Partial> {
+    let mut out = Partial::default();
+    for field in &node.fields {
+        let node = &field.node;
+        match field.name.as_str() {
+            "task" => out.task = text(cursor, node)?,
+            "emit_seq" => out.emit_seq = long(cursor, node)?,
+            "group" => out.group = GroupKind::from_text(symbol(cursor, node)?),
+            "key" => out.key = text(cursor, node)?,
+            "host" => out.host = text(cursor, node)?,
+            "pane_at" => out.pane_at = long(cursor, node)?,
+            "gpus" => out.gpus = int(cursor, node)?,
+            "samples" => out.samples = long(cursor, node)?,
+            "milliwatts" => items(cursor, node, MAX_TICKS, |cursor, item| {
+                out.milliwatts.push(optional_long(cursor, item)?);
+                Ok(())
+            })?,
+            "first_offset" => out.first_offset = long(cursor, node)?,
+            "last_offset" => out.last_offset = long(cursor, node)?,
+            _ => node.skip(cursor)?,
+        }
+    }
+    Ok(out)
+}
+
+pub(crate) fn watermark(cursor: &mut Cursor<'_>, node: &RecordNode) -> Result<Watermark> {
+    let mut out = Watermark::default();
+    for field in &node.fields {
+        match field.name.as_str() {
+            "task" => out.task = text(cursor, &field.node)?,
+            "emit_seq" => out.emit_seq = long(cursor, &field.node)?,
+            "watermark_at" => out.watermark_at = long(cursor, &field.node)?,
+            _ => field.node.skip(cursor)?,
+        }
+    }
+    Ok(out)
+}
+
+pub(crate) fn exclusion(cursor: &mut Cursor<'_>, node: &RecordNode) -> Result<Exclusion> {
+    let mut out = Exclusion::default();
+    for field in &node.fields {
+        match field.name.as_str() {
+            "task" => out.task = text(cursor, &field.node)?,
+            "emit_seq" => out.emit_seq = long(cursor, &field.node)?,
+            "excluded" => out.excluded = text(cursor, &field.node)?,
+            "watermark_at" => out.watermark_at = long(cursor, &field.node)?,
+            _ => field.node.skip(cursor)?,
+        }
+    }
+    Ok(out)
+}
+
+fn explained(cursor: &mut Cursor<'_>, node: &Node) -> Result<Explained> {
+    let mut out = Explained::default();
+    for field in &record(node)?.fields {
+        match field.name.as_str() {
+            "kind" => out.kind = text(cursor, &field.node)?,
+            "code" => out.code = optional_int(cursor, &field.node)?,
+            "onset_at" => out.onset_at = long(cursor, &field.node)?,
+            "summary" => out.summary = text(cursor, &field.node)?,
+            _ => field.node.skip(cursor)?,
+        }
+    }
+    Ok(out)
+}
+
 fn evidence(cursor: &mut Cursor<'_>, node: &Node) -> Result<Evidence> {
     let mut out = Evidence::default();
     for field in &record(node)?.fields {
@@ -419,6 +536,7 @@ pub(crate) fn incident(cursor: &mut Cursor<'_>, node: &RecordNode) -> Result<Inc
             "gpu_index" => out.gpu_index = optional_int(cursor, node)?,
             "pci" => out.pci = optional_text(cursor, node)?,
             "job_id" => out.job_id = optional_text(cursor, node)?,
+            "feed" => out.feed = optional_text(cursor, node)?,
             "code" => out.code = optional_int(cursor, node)?,
             "onset_at" => out.onset_at = long(cursor, node)?,
             "end_at" => out.end_at = optional_long(cursor, node)?,
@@ -434,6 +552,11 @@ pub(crate) fn incident(cursor: &mut Cursor<'_>, node: &RecordNode) -> Result<Inc
                 out.evidence.push(evidence(cursor, item)?);
                 Ok(())
             })?,
+            "explains" => items(cursor, node, MAX_ITEMS, |cursor, item| {
+                out.explains.push(explained(cursor, item)?);
+                Ok(())
+            })?,
+            "coverage" => out.coverage = optional_double(cursor, node)?,
             "raw" => out.raw = optional_text(cursor, node)?,
             "log_id" => out.log_id = text(cursor, node)?,
             "topic" => out.topic = text(cursor, node)?,

@@ -2,7 +2,10 @@
 
 use super::bytes::{put_array, put_bool, put_bytes, put_deltas, put_double, put_long, put_optional, put_text};
 use crate::metric::{Metric, Tier};
-use crate::record::{Evidence, GpuBatch, GpuBlock, Incident, Labels, Lost, Origin, Series, Telemetry, Tick, XidEvent};
+use crate::record::{
+    Evidence, Explained, GpuBatch, GpuBlock, Group, Incident, Labels, Lost, Origin, Partial, Series, Telemetry, Tick,
+    Topology, Upstream, XidEvent,
+};
 
 fn put_optional_text(out: &mut Vec<u8>, text: Option<&String>) {
     put_optional(out, text, |out, text| put_text(out, text));
@@ -111,6 +114,56 @@ pub(crate) fn put_telemetry(out: &mut Vec<u8>, record: &Telemetry) {
         Telemetry::Batch(batch) => put_batch(out, batch),
         Telemetry::Event(event) => put_event(out, event),
         Telemetry::Tick(tick) => put_tick(out, tick),
+        Telemetry::Topology(topology) => put_topology(out, topology),
+    }
+}
+
+fn put_topology(out: &mut Vec<u8>, topology: &Topology) {
+    put_long(out, topology.epoch_at);
+    put_text(out, &topology.writer);
+    put_array(out, &topology.groups, |out, group: &Group| {
+        put_long(out, group.kind as i64);
+        put_text(out, &group.key);
+        put_array(out, &group.hosts, |out, host| put_text(out, host));
+        put_optional(out, group.rating_watts, put_long);
+    });
+}
+
+fn put_partial(out: &mut Vec<u8>, partial: &Partial) {
+    put_long(out, partial.group as i64);
+    put_text(out, &partial.key);
+    put_text(out, &partial.host);
+    put_long(out, partial.pane_at);
+    put_long(out, i64::from(partial.gpus));
+    put_long(out, partial.samples);
+    put_array(out, &partial.milliwatts, |out, milliwatts| put_optional(out, *milliwatts, put_long));
+    put_long(out, partial.first_offset);
+    put_long(out, partial.last_offset);
+}
+
+pub(crate) fn put_upstream(out: &mut Vec<u8>, record: &Upstream) {
+    let number = |out: &mut Vec<u8>, task: &str, emit_seq: i64| {
+        put_text(out, task);
+        put_long(out, emit_seq);
+    };
+    match record {
+        Upstream::Partial(partial) => {
+            number(out, &partial.task, partial.emit_seq);
+            put_partial(out, partial);
+        }
+        Upstream::Watermark(watermark) => {
+            number(out, &watermark.task, watermark.emit_seq);
+            put_long(out, watermark.watermark_at);
+        }
+        Upstream::Exclusion(exclusion) => {
+            number(out, &exclusion.task, exclusion.emit_seq);
+            put_text(out, &exclusion.excluded);
+            put_long(out, exclusion.watermark_at);
+        }
+        Upstream::Topology { task, emit_seq, topology } => {
+            number(out, task, *emit_seq);
+            put_topology(out, topology);
+        }
     }
 }
 
@@ -127,6 +180,7 @@ pub(crate) fn put_incident(out: &mut Vec<u8>, incident: &Incident) {
     put_optional_int(out, incident.gpu_index);
     put_optional_text(out, incident.pci.as_ref());
     put_optional_text(out, incident.job_id.as_ref());
+    put_optional_text(out, incident.feed.as_ref());
     put_optional_int(out, incident.code);
     put_long(out, incident.onset_at);
     put_optional(out, incident.end_at, put_long);
@@ -145,6 +199,13 @@ pub(crate) fn put_incident(out: &mut Vec<u8>, incident: &Incident) {
         put_optional(out, evidence.before, put_long);
         put_bool(out, evidence.reset);
     });
+    put_array(out, &incident.explains, |out, explained: &Explained| {
+        put_text(out, &explained.kind);
+        put_optional_int(out, explained.code);
+        put_long(out, explained.onset_at);
+        put_text(out, &explained.summary);
+    });
+    put_optional(out, incident.coverage, put_double);
     put_optional_text(out, incident.raw.as_ref());
     put_text(out, &incident.log_id);
     put_text(out, &incident.topic);

@@ -115,6 +115,9 @@ fn sample_incident() -> Incident {
         summary: "Xid 79".into(),
         actions: vec!["RESTART_BM".into(), "CONTACT_SUPPORT".into()],
         evidence: vec![Evidence { at: 10, name: "ecc_dbe_volatile".into(), value: 1, before: Some(7), reset: true }],
+        feed: Some("north/A".into()),
+        explains: vec![Explained { kind: "xid".into(), code: Some(48), onset_at: 9, summary: "Xid 48".into() }],
+        coverage: Some(0.75),
         emit_seq: 5,
         ..Incident::default()
     }
@@ -133,8 +136,58 @@ fn check(record: &Telemetry) {
         Decoded::Batch(batch) => Telemetry::Batch(batch.clone()),
         Decoded::Event(event) => Telemetry::Event(event),
         Decoded::Tick(tick) => Telemetry::Tick(tick),
+        Decoded::Topology(topology) => Telemetry::Topology(topology),
     };
     assert_eq!(&decoded, record);
+}
+
+fn sample_topology() -> Topology {
+    let hosts = vec!["node-07".to_owned(), "node-08".to_owned()];
+    Topology {
+        epoch_at: 1_772_442_000_000_000,
+        writer: "site file".into(),
+        groups: vec![
+            Group { kind: GroupKind::PowerDomain, key: "north/A".into(), hosts, rating_watts: Some(24_000) },
+            Group { kind: GroupKind::Rack, key: "r12".into(), hosts: Vec::new(), rating_watts: None },
+        ],
+    }
+}
+
+fn sample_partial() -> Partial {
+    Partial {
+        task: "log/gpu.telemetry/3".into(),
+        emit_seq: 17,
+        group: GroupKind::PowerDomain,
+        key: "north/A".into(),
+        host: "node-07".into(),
+        pane_at: 1_772_442_000_000_000,
+        gpus: 8,
+        samples: 400,
+        milliwatts: vec![Some(2_800_000), None, Some(-1), Some(0), Some(i64::MAX)],
+        first_offset: 5,
+        last_offset: 9,
+    }
+}
+
+fn sample_upstream() -> [Upstream; 4] {
+    let task = || "log/gpu.telemetry/3".to_owned();
+    [
+        Upstream::Partial(sample_partial()),
+        Upstream::Watermark(Watermark { task: task(), emit_seq: 18, watermark_at: 1_772_442_005_000_000 }),
+        Upstream::Exclusion(Exclusion {
+            task: "log/fleet.partials/0".into(),
+            emit_seq: 2,
+            excluded: task(),
+            watermark_at: -4,
+        }),
+        Upstream::Topology { task: task(), emit_seq: 0, topology: sample_topology() },
+    ]
+}
+
+fn framed_upstream(record: &Upstream) -> Vec<u8> {
+    let mut out = Vec::new();
+    Encoder::default().upstream(record, &mut out);
+    out
 }
 
 fn golden_records() -> Vec<(&'static str, Vec<u8>)> {
@@ -144,8 +197,23 @@ fn golden_records() -> Vec<(&'static str, Vec<u8>)> {
         ("gpu_batch.v1", framed(&Telemetry::Batch(sample_batch()))),
         ("xid_event.v1", framed(&Telemetry::Event(sample_event()))),
         ("tick.v1", framed(&Telemetry::Tick(Tick { tick_at: 1_772_442_001_000_000, writer: "simulator".into() }))),
-        ("incident.v1", incident),
+        ("incident.v2", incident),
+        ("topology.v1", framed(&Telemetry::Topology(sample_topology()))),
     ]
+    .into_iter()
+    .chain(
+        ["partial.v1", "watermark.v1", "exclusion.v1", "epoch.v1"]
+            .into_iter()
+            .zip(sample_upstream().iter().map(framed_upstream)),
+    )
+    .collect()
+}
+
+#[test]
+fn an_incident_of_the_first_version_is_still_read() {
+    let bytes = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/golden/incident.v1.bin")).expect("golden");
+    let found = Decoder::default().incident(&bytes).expect("decodes");
+    assert_eq!(found, Incident { feed: None, explains: Vec::new(), coverage: None, ..sample_incident() });
 }
 
 #[test]
@@ -154,6 +222,10 @@ fn every_record_survives_the_wire() {
     check(&Telemetry::Batch(GpuBatch::default()));
     check(&Telemetry::Event(sample_event()));
     check(&Telemetry::Tick(Tick { tick_at: -5, writer: "x".into() }));
+    check(&Telemetry::Topology(sample_topology()));
+    for record in sample_upstream() {
+        assert_eq!(Decoder::default().upstream(&framed_upstream(&record)).expect("decodes"), record);
+    }
     let mut bytes = Vec::new();
     Encoder::default().incident(&sample_incident(), &mut bytes);
     assert_eq!(Decoder::default().incident(&bytes).expect("decodes"), sample_incident());
@@ -214,7 +286,9 @@ fn a_reader_of_today_reads_a_later_version_and_the_other_way_round() {
 
 #[test]
 fn every_released_version_reads_every_other_and_an_incompatible_one_is_refused() {
-    for record in ["gpu_batch", "xid_event", "tick", "incident"] {
+    for record in
+        ["gpu_batch", "xid_event", "tick", "incident", "topology", "epoch", "partial", "watermark", "exclusion"]
+    {
         let versions: Vec<_> = RELEASED.iter().copied().filter(|(name, _)| name.starts_with(record)).collect();
         assert!(!versions.is_empty());
         full_transitive(&versions).expect(record);
@@ -252,7 +326,9 @@ fn every_vocabulary_and_its_released_enum_have_the_same_symbols_in_the_same_orde
     same!("gpu_batch.v1", PowerKind);
     same!("xid_event.v1", EventKind);
     same!("incident.v1", Severity);
-    same!("incident.v1", State);
+    same!("incident.v2", State);
+    same!("partial.v1", GroupKind);
+    same!("topology.v1", GroupKind);
 }
 
 #[test]
@@ -343,12 +419,13 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..300), which in 0usize..4) {
+    fn no_bytes_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..300), which in 0usize..9) {
         let headers = golden_records();
         let _ = Decoder::default().telemetry(&bytes).map(|_| ());
         bytes.splice(0..0, headers[which].1[..HEADER_BYTES].iter().copied());
         let _ = Decoder::default().telemetry(&bytes).map(|_| ());
         let _ = Decoder::default().incident(&bytes);
+        let _ = Decoder::default().upstream(&bytes);
     }
 
     #[test]

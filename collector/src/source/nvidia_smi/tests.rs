@@ -57,7 +57,7 @@ fn read_with(bytes: &[u8], options: Options) -> Result<Read, SourceError> {
         match record? {
             Telemetry::Batch(batch) => batches.push(batch),
             Telemetry::Event(event) => events.push(event),
-            Telemetry::Tick(_) => panic!("no ticks here"),
+            Telemetry::Tick(_) | Telemetry::Topology(_) => panic!("no ticks here"),
         }
     }
     let losses = reader.take_losses();

@@ -25,6 +25,7 @@ pub struct IncidentRows {
     gpu_index: Int32Builder,
     pci: StringBuilder,
     job_id: StringBuilder,
+    feed: StringBuilder,
     code: Int32Builder,
     onset_at: Instants,
     end_at: Instants,
@@ -37,6 +38,8 @@ pub struct IncidentRows {
     summary: StringBuilder,
     actions: StringBuilder,
     evidence: StringBuilder,
+    explains: StringBuilder,
+    coverage: Float64Builder,
     raw: StringBuilder,
     source_topic: StringBuilder,
     source_partition: Int32Builder,
@@ -64,6 +67,7 @@ impl IncidentRows {
         self.gpu_index.append_option(incident.gpu_index);
         self.pci.append_option(incident.pci.as_ref());
         self.job_id.append_option(incident.job_id.as_ref());
+        self.feed.append_option(incident.feed.as_ref());
         self.code.append_option(incident.code);
         self.onset_at.0.append_value(incident.onset_at);
         self.end_at.0.append_option(incident.end_at);
@@ -76,6 +80,9 @@ impl IncidentRows {
         self.summary.append_value(&incident.summary);
         self.actions.append_value(incident.actions.join("; "));
         self.evidence.append_value(serde_json::to_string(&incident.evidence).unwrap_or_default());
+        let explains = (!incident.explains.is_empty()).then(|| serde_json::to_string(&incident.explains));
+        self.explains.append_option(explains.and_then(Result::ok));
+        self.coverage.append_option(incident.coverage);
         self.raw.append_option(incident.raw.as_ref());
         self.source_topic.append_value(&incident.topic);
         self.source_partition.append_value(incident.partition);
@@ -106,6 +113,7 @@ impl IncidentRows {
             self.gpu_index,
             self.pci,
             self.job_id,
+            self.feed,
             self.code,
             self.onset_at.0,
             self.end_at.0,
@@ -118,6 +126,8 @@ impl IncidentRows {
             self.summary,
             self.actions,
             self.evidence,
+            self.explains,
+            self.coverage,
             self.raw,
             self.source_topic,
             self.source_partition,

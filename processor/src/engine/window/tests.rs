@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::engine::Clock;
+use crate::engine::clock::Bounds;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Sum {
@@ -20,10 +21,11 @@ impl Pane for Sum {
 
 const DISORDER: i64 = 5;
 const LATENESS: i64 = 30;
+const BOUNDS: Bounds = Bounds { disorder: DISORDER, future: i64::MAX, horizon: i64::MAX };
 
 /// Runs records through the engine's clock and panes; gives the final value of every window.
 fn run(arrivals: &[(i64, i64)], length: i64, per_window: i64) -> (BTreeMap<i64, Sum>, u64) {
-    let (mut clock, mut panes) = (Clock::new(DISORDER, i64::MAX), Panes::<Sum>::new(length, per_window));
+    let (mut clock, mut panes) = (Clock::new(), Panes::<Sum>::new(length, per_window));
     let (mut windows, mut settled) = (BTreeMap::new(), None);
     let mut settle = |panes: &mut Panes<Sum>, floor: i64| {
         let after = settled.unwrap_or_else(|| panes.iter().next().map_or(floor, |(start, _)| start));
@@ -39,8 +41,8 @@ fn run(arrivals: &[(i64, i64)], length: i64, per_window: i64) -> (BTreeMap<i64, 
         if let Some(pane) = panes.at(*at) {
             pane.merge(&Sum { count: 1, total: *value });
         }
-        clock.data(*at);
-        if let Some(watermark) = clock.watermark() {
+        clock.data(*at, None, BOUNDS);
+        if let Some(watermark) = clock.watermark(BOUNDS) {
             // Nothing settles before the disorder of the first records is over.
             if watermark - LATENESS > 0 {
                 settle(&mut panes, watermark - LATENESS);

@@ -53,7 +53,7 @@ fn case(file: &str) -> Option<Case> {
         match record {
             Telemetry::Batch(batch) => batches.push(batch),
             Telemetry::Event(event) => events.push(event),
-            Telemetry::Tick(_) => panic!("no ticks"),
+            Telemetry::Tick(_) | Telemetry::Topology(_) => panic!("no ticks"),
         }
     }
     let summary = recording.summary().remove(0);
