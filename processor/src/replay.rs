@@ -8,6 +8,7 @@ pub mod difference;
 pub mod lake;
 pub mod topic;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -38,7 +39,7 @@ pub fn from_kafka(brokers: &str, topics: &Topics, partitions: i32, config: &Dete
     kafka::require(&layout, &topics.telemetry, partitions, brokers)?;
     kafka::require(&layout, &topics.incidents, INCIDENT_PARTITIONS, brokers)?;
     let log_id = kafka::log_id(&cluster, &topics.telemetry);
-    let mut rehearsal = Rehearsal::new(&log_id, &topics.telemetry, partitions, config);
+    let mut rehearsal = Rehearsal::new(&log_id, &topics.telemetry, config);
     for partition in 0..partitions {
         let mut stage = rehearsal.stage(partition);
         topic::partition(brokers, &topics.telemetry, partition, |offset, appended_at, body| {
@@ -79,8 +80,7 @@ pub fn from_lake(
             return Err(Failure::usage(format!("--log says which log to replay: {}", known.join(", "))));
         }
     };
-    let count = partitions.iter().max().map_or(0, |highest| highest + 1);
-    let mut rehearsal = Rehearsal::new(log_id, topic, count, config);
+    let mut rehearsal = Rehearsal::new(log_id, topic, config);
     for partition in partitions {
         let until = range.to.checked_add(AFTER);
         let kept = runtime.block_on(lake::partition(&lake, log_id, topic, *partition, until, WANTED))?;
@@ -115,22 +115,23 @@ struct Sent {
 pub struct Rehearsal {
     log_id: String,
     topic: String,
-    partitions: i32,
     config: DetectorsConfig,
     sent: Vec<Sent>,
+    /// Tasks of stage 1 that had a record: nobody waits for the others.
+    spoke: BTreeSet<String>,
     revisions: Vec<Incident>,
     /// Event time of the first record.
     pub first_at: Option<i64>,
 }
 
 impl Rehearsal {
-    pub fn new(log_id: &str, topic: &str, partitions: i32, config: &DetectorsConfig) -> Rehearsal {
+    pub fn new(log_id: &str, topic: &str, config: &DetectorsConfig) -> Rehearsal {
         Rehearsal {
             log_id: log_id.to_owned(),
             topic: topic.to_owned(),
-            partitions,
             config: config.clone(),
             sent: Vec::new(),
+            spoke: BTreeSet::new(),
             revisions: Vec::new(),
             first_at: None,
         }
@@ -155,6 +156,9 @@ impl Rehearsal {
             let first_at = watermark + self.config.engine.disorder_bound;
             self.first_at = Some(self.first_at.map_or(first_at, |before| before.min(first_at)));
         }
+        if task.watermark().is_some() && first {
+            self.spoke.insert(task.id().to_string());
+        }
         let partition = usize::try_from(task.id().partition).unwrap_or(usize::MAX);
         self.keep(task.watermark().unwrap_or(i64::MIN), partition, &mut outputs);
     }
@@ -174,8 +178,7 @@ impl Rehearsal {
     /// Stage 2 over what stage 1 has sent, in event-time order; gives every revision of every incident. One task stands
     /// for all partitions of the partials: a group's incidents do not depend on its neighbours.
     pub fn finish(mut self, partials: &str) -> Vec<Incident> {
-        let upstream: Vec<String> = (0..self.partitions).map(|p| self.id(&self.topic, p).to_string()).collect();
-        let mut task = GroupTask::new(self.id(partials, 0), upstream, &self.config);
+        let mut task = GroupTask::new(self.id(partials, 0), std::mem::take(&mut self.spoke), &self.config);
         // Stable: what one task has sent keeps its order.
         self.sent.sort_by_key(|sent| (sent.watermark, sent.task));
         let mut outputs = Vec::new();

@@ -7,11 +7,11 @@
 
 pub mod log;
 pub mod memory;
+mod shelf;
 pub mod snapshot;
 pub mod store;
 
 use std::collections::BTreeMap;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
 use gpufleet_runtime::exit::Failure;
@@ -23,8 +23,10 @@ use gpufleet_schemas::wire::Encoder;
 use crate::engine::book::TaskId;
 use crate::engine::{Input, Machine, Output};
 use log::{Log, Said, Stream};
+pub use shelf::Shelf;
+use shelf::{Job, Stored};
 use snapshot::{Snapshot, hash_of};
-use store::{Name, Put, Store};
+use store::{Name, Put};
 
 /// How a worker works.
 #[derive(Clone, Debug)]
@@ -126,6 +128,8 @@ pub struct Worker<M, L> {
     buffer: Vec<u8>,
     outputs: Vec<Output>,
     observe: Box<dyn FnMut(&Incident) + Send>,
+    /// The broker did not take what was left.
+    gave_up: bool,
     pub report: Report,
 }
 
@@ -148,6 +152,7 @@ impl<M: Machine, L: Log> Worker<M, L> {
             buffer: Vec::new(),
             outputs: Vec::new(),
             observe: Box::new(observe),
+            gave_up: false,
             report: Report::default(),
         }
     }
@@ -167,6 +172,7 @@ impl<M: Machine, L: Log> Worker<M, L> {
             machine = self.restore(machine, partition, snapshot, &said)?;
             (next_offset, last_record) = (snapshot.next_offset, snapshot.last_record);
         }
+        let said_before: Vec<Incident> = said.iter().map(|said| said.incident.clone()).collect();
         let mut out: BTreeMap<i32, Out> = BTreeMap::new();
         for said in said {
             let out = out.entry(said.partition).or_insert(Out { highest: i64::MIN, hashes: BTreeMap::new() });
@@ -182,13 +188,27 @@ impl<M: Machine, L: Log> Worker<M, L> {
             pending: None,
             storing: false,
             snapshot_at: next_offset,
-            due: now + self.options.snapshot_every,
+            // Spread out, so that not all partitions come at once.
+            due: now + self.options.snapshot_every.mul_f64(f64::from(partition % 16 + 1) / 16.0),
         };
         let mut start = next_offset;
         if low > next_offset {
             tracing::warn!(task = %task, from = next_offset, to = low, "the log has lost records that were never looked at");
             shard.machine.gap(next_offset, low);
-            (shard.next_offset, shard.last, shard.due, start) = (low, Last::Hash(None), now, low);
+            (shard.next_offset, shard.last, start) = (low, Last::Hash(None), low);
+            // What is out does not follow from this state: the records between are gone. The first snapshot fixes what it
+            // knows of them, and whoever comes second takes that one.
+            shard.machine.start_anew(said_before);
+            let fixed = pending(&shard, &self.options, 0);
+            let name = Name { next_offset: low, version: self.options.version.clone() };
+            if self.shelf.store.put(&task, &name, &fixed.bytes)? == Put::Differs
+                && let Some(Ok(first)) = self.shelf.store.get(&task, &name)?.map(|bytes| Snapshot::decode(&bytes))
+            {
+                shard.machine = (self.make)(partition);
+                load(&mut shard.machine, &first)?;
+            }
+            shard.snapshot_at = low;
+            shard.out.clear();
         } else if let Some(hash) = last_record.filter(|_| next_offset > low) {
             start = next_offset - 1;
             shard.verify = Some((start, hash));
@@ -214,11 +234,6 @@ impl<M: Machine, L: Log> Worker<M, L> {
     }
 
     fn restore(&self, mut machine: M, partition: i32, snapshot: &Snapshot, said: &[Said]) -> Result<M, Failure> {
-        let load = |machine: &mut M, snapshot: &Snapshot| {
-            machine.load(&snapshot.sections).map_err(|error| {
-                Failure::bug(format!("the snapshot of {} at offset {}: {error}", snapshot.task, snapshot.next_offset))
-            })
-        };
         if snapshot.version == self.options.version {
             load(&mut machine, snapshot)?;
             return Ok(machine);
@@ -231,13 +246,14 @@ impl<M: Machine, L: Log> Worker<M, L> {
             "taking over from another version of the rules"
         );
         let said = said.iter().map(|said| said.incident.clone()).collect();
-        machine.take_over(&snapshot.sections, said).map_err(|error| {
+        machine.take_over(&snapshot.sections).map_err(|error| {
             Failure::config(format!(
                 "the state that version {} of the rules left for {} cannot be taken over ({error}); start that version, or \
                  give another --snapshots folder and so start afresh",
                 snapshot.version, snapshot.task
             ))
         })?;
+        machine.start_anew(said);
         // What the other version had said by now is no part of the log: the first snapshot of this version fixes it, and
         // whoever comes second takes that one.
         let ours = Snapshot { version: self.options.version.clone(), sections: machine.save(), ..snapshot.clone() };
@@ -352,7 +368,13 @@ impl<M: Machine, L: Log> Worker<M, L> {
                 failpoint::reached("detect.before_snapshot");
                 let name = Name { next_offset: ready.next_offset, version: self.options.version.clone() };
                 let job = Job { partition, task: shard.machine.id().clone(), name, bytes: ready.bytes };
-                shard.storing = self.shelf.put(job)?;
+                match self.shelf.put(job)? {
+                    None => shard.storing = true,
+                    // The store is behind: this one waits for its turn.
+                    Some(Job { bytes, .. }) => {
+                        shard.pending = Some(Pending { bytes, next_offset: ready.next_offset, after: ready.after });
+                    }
+                }
             }
         }
         while let Some(stored) = self.shelf.stored() {
@@ -394,8 +416,14 @@ impl<M: Machine, L: Log> Worker<M, L> {
 
     /// Gives a partition up in good order: the next owner finds a snapshot of everything.
     pub fn revoked(&mut self, partition: i32) -> Result<(), Failure> {
-        self.log.flush()?;
         let Some(shard) = self.shards.remove(&partition) else { return Ok(()) };
+        if self.gave_up {
+            return Ok(());
+        }
+        // Without a broker there is no good order: the next owner replays a little more.
+        self.gave_up = true;
+        self.log.flush()?;
+        self.gave_up = false;
         if shard.next_offset > shard.snapshot_at && shard.verify.is_none() {
             let pending = pending(&shard, &self.options, self.appended);
             let name = Name { next_offset: pending.next_offset, version: self.options.version.clone() };
@@ -416,10 +444,11 @@ impl<M: Machine, L: Log> Worker<M, L> {
 
     /// Gives everything up in good order.
     pub fn finish(&mut self) -> Result<(), Failure> {
+        let mut result = Ok(());
         for partition in self.owned() {
-            self.revoked(partition)?;
+            result = result.and(self.revoked(partition));
         }
-        self.log.flush()
+        result
     }
 
     pub fn owned(&self) -> Vec<i32> {
@@ -434,6 +463,12 @@ impl<M: Machine, L: Log> Worker<M, L> {
     pub fn next_offset(&self, partition: i32) -> Option<i64> {
         self.shards.get(&partition).map(|shard| shard.next_offset)
     }
+}
+
+fn load<M: Machine>(machine: &mut M, snapshot: &Snapshot) -> Result<(), Failure> {
+    machine.load(&snapshot.sections).map_err(|error| {
+        Failure::bug(format!("the snapshot of {} at offset {}: {error}", snapshot.task, snapshot.next_offset))
+    })
 }
 
 fn pending<M: Machine>(shard: &Shard<M>, options: &Options, appended: u64) -> Pending {
@@ -453,81 +488,4 @@ fn recreated(task: &TaskId, next_offset: i64, high: i64) -> Failure {
          topic was deleted and made anew, or cut; give another --snapshots folder to start afresh with this log",
         task.topic, task.partition
     ))
-}
-
-/// A snapshot to store.
-struct Job {
-    partition: i32,
-    task: TaskId,
-    name: Name,
-    bytes: Vec<u8>,
-}
-
-/// What became of one.
-struct Stored {
-    partition: i32,
-    next_offset: i64,
-    put: Result<Put, Failure>,
-}
-
-/// Stores snapshots: beside the worker, so that a slow store delays no record, or at once in a simulation.
-pub struct Shelf {
-    store: Store,
-    beside: Option<(SyncSender<Job>, Receiver<Stored>)>,
-    at_once: Vec<Stored>,
-}
-
-impl Shelf {
-    /// Stores at once.
-    pub fn at_once(store: Store) -> Shelf {
-        Shelf { store, beside: None, at_once: Vec::new() }
-    }
-
-    /// Stores on a thread of its own, which ends with the shelf.
-    pub fn beside(store: Store) -> Result<Shelf, Failure> {
-        let (jobs, todo) = sync_channel::<Job>(4);
-        let (done, results) = sync_channel::<Stored>(64);
-        let theirs = store.clone();
-        std::thread::Builder::new()
-            .name("snapshots".to_owned())
-            .spawn(move || {
-                for job in todo {
-                    if done.send(carry_out(&theirs, &job)).is_err() {
-                        break;
-                    }
-                }
-            })
-            .map_err(|error| Failure::external(format!("cannot start the thread that stores snapshots: {error}")))?;
-        Ok(Shelf { store, beside: Some((jobs, results)), at_once: Vec::new() })
-    }
-
-    /// Whether the job was taken; a store that is behind takes the next one.
-    fn put(&mut self, job: Job) -> Result<bool, Failure> {
-        let Some((jobs, _)) = &self.beside else {
-            self.at_once.push(carry_out(&self.store, &job));
-            return Ok(true);
-        };
-        match jobs.try_send(job) {
-            Ok(()) => Ok(true),
-            Err(TrySendError::Full(_)) => Ok(false),
-            Err(TrySendError::Disconnected(_)) => Err(Failure::bug("the thread that stores snapshots has ended")),
-        }
-    }
-
-    fn stored(&mut self) -> Option<Stored> {
-        match &self.beside {
-            Some((_, results)) => results.try_recv().ok(),
-            None => self.at_once.pop(),
-        }
-    }
-}
-
-fn carry_out(store: &Store, job: &Job) -> Stored {
-    let put = store.put(&job.task, &job.name, &job.bytes);
-    if put.is_ok()
-        && let Err(error) = store.prune(&job.task)
-    {
-        tracing::warn!(%error, "old snapshots stay");
-    }
-    Stored { partition: job.partition, next_offset: job.name.next_offset, put }
 }

@@ -26,6 +26,11 @@ pub const MAX_RECORD_BYTES: usize = 1 << 20;
 const MAGIC: [u8; 2] = [0xC3, 0x01];
 const HEADER_BYTES: usize = 10;
 
+/// The years 2000 to 2199, microseconds: an instant outside of them is no time, and every reader may calculate with one
+/// inside of them.
+const PLAUSIBLE: std::ops::Range<i64> = 946_684_800_000_000..7_258_118_400_000_000;
+const IMPLAUSIBLE: DecodeError = DecodeError::Malformed("an instant lies outside of the years 2000 to 2199");
+
 /// The released schema files, newest last within each record. They are never edited (`schemas/README.md`).
 pub const RELEASED: &[(&str, &str)] = &[
     ("gpu_batch.v1", include_str!("../avro/gpu_batch.v1.avsc")),
@@ -202,7 +207,19 @@ impl Decoder {
             other => return Err(DecodeError::WrongType(other.to_owned())),
         };
         end(&cursor)?;
-        Ok(decoded)
+        let plausible = match &decoded {
+            Decoded::Batch(batch) => {
+                batch
+                    .ticks
+                    .iter()
+                    .all(|tick| *tick >= 0 && PLAUSIBLE.contains(&batch.origin.observed_at.saturating_add(*tick)))
+                    && PLAUSIBLE.contains(&batch.origin.observed_at)
+            }
+            Decoded::Event(event) => PLAUSIBLE.contains(&event.origin.observed_at),
+            Decoded::Tick(tick) => PLAUSIBLE.contains(&tick.tick_at),
+            Decoded::Topology(topology) => PLAUSIBLE.contains(&topology.epoch_at),
+        };
+        if plausible { Ok(decoded) } else { Err(IMPLAUSIBLE) }
     }
 
     /// Reads a record of the incidents topic.
@@ -227,6 +244,16 @@ impl Decoder {
             other => return Err(DecodeError::WrongType(other.to_owned())),
         };
         end(&cursor)?;
+        let plausible = match &record {
+            Upstream::Partial(partial) => PLAUSIBLE.contains(&partial.pane_at),
+            Upstream::Watermark(watermark) => PLAUSIBLE.contains(&watermark.watermark_at),
+            Upstream::Topology { topology, .. } => PLAUSIBLE.contains(&topology.epoch_at),
+            // Of a task that never spoke there is none.
+            Upstream::Exclusion(_) => true,
+        };
+        if !plausible {
+            return Err(IMPLAUSIBLE);
+        }
         Ok(record)
     }
 

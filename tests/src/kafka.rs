@@ -22,6 +22,10 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rdkafka::admin::AdminClient;
+use rdkafka::client::DefaultClientContext;
+use rdkafka::config::ClientConfig;
+
 use tempfile::TempDir;
 
 /// The version in deploy/kafka/pom.xml; part of the cache directory's name.
@@ -107,6 +111,16 @@ impl Kafka {
             )
         })
     }
+}
+
+/// A client that changes topics.
+///
+/// # Panics
+/// When the client's settings are refused.
+#[must_use]
+pub fn admin(brokers: &str) -> AdminClient<DefaultClientContext> {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", brokers).create().expect("an admin client")
 }
 
 /// The broker that the tests of one binary share, started by the first that asks. It ends with the process.

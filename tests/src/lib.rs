@@ -1,6 +1,7 @@
 //! What the integration tests stand on.
 
 pub mod cluster;
+pub mod detection;
 pub mod kafka;
 pub mod lake;
 pub mod log;

@@ -1,7 +1,7 @@
 //! Logs that tests publish, and what an offline run over a log says.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gpufleet_collector::publisher::{Pace, Publisher};
 use gpufleet_collector::simulator::{FleetOptions, Simulator};
@@ -10,7 +10,7 @@ use gpufleet_processor::detect::sink::read_all;
 use gpufleet_processor::detect::{DetectorsConfig, GroupTask, Task};
 use gpufleet_processor::engine::book::TaskId;
 use gpufleet_processor::engine::{Input, Machine, Output};
-use gpufleet_runtime::kafka::{connect, log_id};
+use gpufleet_runtime::kafka::{Destination, Writer, connect, log_id};
 use gpufleet_runtime::topics::{INCIDENT_PARTITIONS, apply, specs};
 use gpufleet_schemas::Topics;
 use gpufleet_schemas::instant::SECOND;
@@ -35,11 +35,17 @@ pub struct Log {
 impl Log {
     /// Creates the topics.
     pub fn create(brokers: &str) -> Log {
+        Log::replicated(brokers, 1)
+    }
+
+    /// Creates the topics with so many replicas.
+    pub fn replicated(brokers: &str, replication: i32) -> Log {
         let prefix = format!("test-{}.", &uuid::Uuid::new_v4().simple().to_string()[..8]);
         let topics = Topics::with_prefix(&prefix);
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-        let outcome =
-            runtime.block_on(apply(brokers, &specs(&topics, PARTITIONS, PARTIALS, 1), PATIENCE)).expect("the topics");
+        let outcome = runtime
+            .block_on(apply(brokers, &specs(&topics, PARTITIONS, PARTIALS, replication), PATIENCE))
+            .expect("the topics");
         assert_eq!((outcome.created.len(), outcome.verified.len(), outcome.differs.len()), (4, 4, 0), "{outcome:?}");
         Log { brokers: brokers.to_owned(), prefix, topics, samples: 0, events: 0 }
     }
@@ -52,6 +58,27 @@ impl Log {
         publisher.run(source, &Pace::Unbound, &mut |_| true).expect("published");
         self.samples += acknowledged.samples();
         self.events += acknowledged.events();
+    }
+
+    /// Publishes records to their partitions as they are, spread over `wall`.
+    pub fn publish_records(&mut self, records: &[(i32, Telemetry)], wall: Duration) {
+        let writer = Writer::open(&self.brokers).expect("a writer");
+        let (encoder, mut bytes, start) = (Encoder::default(), Vec::new(), Instant::now());
+        for (i, (partition, record)) in (1..).zip(records) {
+            encoder.telemetry(record, &mut bytes);
+            let to = Destination { topic: &self.topics.telemetry, partition: *partition };
+            writer.send(to, b"test", Some(&bytes), &[], |_| {}).expect("accepted");
+            match record {
+                Telemetry::Batch(batch) => self.samples += batch.sample_count() as u64,
+                Telemetry::Event(_) => self.events += 1,
+                Telemetry::Tick(_) | Telemetry::Topology(_) => {}
+            }
+            let due = wall.mul_f64(f64::from(i) / records.len() as f64);
+            if let Some(rest) = due.checked_sub(start.elapsed()) {
+                std::thread::sleep(rest);
+            }
+        }
+        writer.flush(Duration::from_secs(120)).expect("acknowledged");
     }
 
     /// The arguments that point a program at this log.
@@ -71,17 +98,41 @@ impl Log {
         .to_vec()
     }
 
-    /// The incidents' bytes in the topic, by task and number. A number that stands there twice must be the same bytes.
+    /// What detection needs beyond them; its snapshots lie in `folder`.
+    pub fn detect_arguments(&self, folder: &std::path::Path) -> Vec<String> {
+        let (partials, snapshots) = (PARTIALS.to_string(), folder.join(&self.prefix).display().to_string());
+        let more = ["--partials", &partials, "--clock", "log", "--snapshots", &snapshots];
+        more.map(str::to_owned).to_vec()
+    }
+
+    /// The incidents' bytes in the topic, by task and number, none of them twice.
     pub fn incidents(&self) -> BTreeMap<(String, i64), Vec<u8>> {
-        let decoder = Decoder::default();
+        let (found, repeats) = self.incidents_and_repeats();
+        assert_eq!(repeats, 0, "incidents were sent twice");
+        found
+    }
+
+    /// The incidents' bytes in the topic, by task and number, and how many stand there twice: two owners of one task may
+    /// repeat each other, and never contradict. Revisions of an id go up (I2).
+    pub fn incidents_and_repeats(&self) -> (BTreeMap<(String, i64), Vec<u8>>, usize) {
+        let (decoder, mut repeats) = (Decoder::default(), 0);
         let mut found = BTreeMap::new();
+        let mut newest: BTreeMap<String, i32> = BTreeMap::new();
         for message in read_all(&self.brokers, &self.topics.incidents, INCIDENT_PARTITIONS).expect("incidents") {
             let incident = decoder.incident(&message.payload).expect("an incident");
             let key = (incident.task, incident.emit_seq);
-            let before = found.insert(key.clone(), message.payload.clone());
-            assert!(before.is_none(), "{key:?} was sent twice");
+            match found.insert(key.clone(), message.payload.clone()) {
+                Some(before) => {
+                    assert_eq!(before, message.payload, "{key:?} stands there with two contents");
+                    repeats += 1;
+                }
+                None => {
+                    let before = newest.insert(incident.id.clone(), incident.revision);
+                    assert!(before.is_none_or(|before| before < incident.revision), "{key:?} goes back");
+                }
+            }
         }
-        found
+        (found, repeats)
     }
 
     /// What both stages give over what lies in their topics from offset 0, outside of any process of ours and any broker

@@ -148,8 +148,12 @@ impl<M: Machine> Machine for Broken<M> {
         self.inner.load(sections)
     }
 
-    fn take_over(&mut self, sections: &[Section], said: Vec<Incident>) -> Result<(), StateError> {
-        self.inner.take_over(sections, said)
+    fn take_over(&mut self, sections: &[Section]) -> Result<(), StateError> {
+        self.inner.take_over(sections)
+    }
+
+    fn start_anew(&mut self, said: Vec<Incident>) {
+        self.inner.start_anew(said);
     }
 }
 

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 const PROGRAMS: [(&str, &[&str]); 3] = [
     ("gpufleet", &["demo", "import", "sql", "incidents", "topics"]),
     ("gpufleet-collector", &["run", "publish", "decode"]),
-    ("gpufleet-processor", &["detect", "archive"]),
+    ("gpufleet-processor", &["detect", "replay", "archive"]),
 ];
 /// A log of nvidia-smi with two samples.
 const CSV: &str = "timestamp, index, uuid, temperature.gpu, power.draw [W]
@@ -129,7 +129,7 @@ fn an_unknown_detector_cannot_be_switched_off() {
     let says = ["nope", "thermal_throttle"];
     refused_as_usage("gpufleet", &["demo", "--disable", "nope"], folder.path(), &says);
     refused_as_usage("gpufleet", &["import", "smi.csv", "--disable", "nope"], folder.path(), &says);
-    let detect = ["detect", "--brokers", NOWHERE, "--disable", "nope"];
+    let detect = ["detect", "--snapshots", "s", "--brokers", NOWHERE, "--disable", "nope"];
     refused_as_usage("gpufleet-processor", &detect, folder.path(), &says);
 }
 
@@ -141,7 +141,7 @@ fn a_key_that_is_no_threshold_is_named() {
     let import = ["import", "smi.csv", "--lake", "lake", "--detectors", "detectors.toml"];
     refused("gpufleet", &import, folder.path(), 3, &says);
     refused("gpufleet", &["demo", "--lake", "lake", "--detectors", "detectors.toml"], folder.path(), 3, &says);
-    let detect = ["detect", "--brokers", NOWHERE, "--detectors", "detectors.toml"];
+    let detect = ["detect", "--snapshots", "s", "--brokers", NOWHERE, "--detectors", "detectors.toml"];
     refused("gpufleet-processor", &detect, folder.path(), 3, &says);
     let import = ["import", "smi.csv", "--lake", "lake", "--detectors", "gone.toml"];
     refused("gpufleet", &import, folder.path(), 3, &["gone.toml"]);
@@ -330,7 +330,7 @@ fn a_broker_that_does_not_answer_is_named() {
     for (program, command) in [
         ("gpufleet", &["topics", "apply"][..]),
         ("gpufleet-collector", &["publish", "smi.csv"]),
-        ("gpufleet-processor", &["detect"]),
+        ("gpufleet-processor", &["detect", "--snapshots", "s"]),
         ("gpufleet-processor", &["archive", "--lake", "lake"]),
     ] {
         refused(program, &[command, &rest].concat(), folder.path(), 4, &says);

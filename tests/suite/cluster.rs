@@ -17,13 +17,13 @@ fn topics_are_created_once_verified_after_and_a_difference_is_told() {
     let created = apply("3");
     assert_eq!(
         (created.code, created.stdout.matches("created").count()),
-        (0, 3),
+        (0, 4),
         "{}{}",
         created.stdout,
         created.stderr
     );
     let verified = apply("3");
-    assert_eq!((verified.code, verified.stdout.matches("verified").count()), (0, 3), "{}", verified.stdout);
+    assert_eq!((verified.code, verified.stdout.matches("verified").count()), (0, 4), "{}", verified.stdout);
     let differs = apply("5");
     assert_eq!(differs.code, 1, "{}", differs.stdout);
     assert!(differs.stdout.contains("gpu.telemetry: 3 partitions, wanted 5"), "{}", differs.stdout);
@@ -38,8 +38,10 @@ fn a_partition_count_that_does_not_match_refuses_to_start() {
         "timestamp, index, temperature.gpu\n2026/03/02 09:00:00.112, 0, 45\n",
     )
     .expect("writes");
-    for (name, command) in [("gpufleet-collector", vec!["publish", "smi.csv"]), ("gpufleet-processor", vec!["detect"])]
-    {
+    for (name, command) in [
+        ("gpufleet-collector", vec!["publish", "smi.csv"]),
+        ("gpufleet-processor", vec!["detect", "--snapshots", "s", "--partials", "2"]),
+    ] {
         let more = ["--brokers", &log.brokers, "--topic-prefix", &log.prefix, "--partitions", "7"];
         let refused = run(name, &[&command[..], &more[..]].concat(), folder.path());
         assert_eq!(refused.code, 3, "{}", refused.stderr);

@@ -14,6 +14,11 @@ const KEY: &str = "log_id, topic, partition, \"offset\", gpu_uuid, tick";
 fn processor(role: &str, log: &Log, more: &[&str], failpoint: Option<(&str, &Path)>) -> Output {
     let mut command = Command::new(program("gpufleet-processor"));
     command.arg(role).args(log.arguments()).args(more).stdin(Stdio::null());
+    if role == "detect" {
+        command
+            .args(["--instance", "only"])
+            .args(log.detect_arguments(&std::env::temp_dir().join("gpufleet-test-snapshots")));
+    }
     // Neither a zone nor the wall clock may change a byte.
     command.env("TZ", "Pacific/Kiritimati").env("GPUFLEET_LOG", "warn").env_remove("GPUFLEET_FAILPOINT");
     if let Some((point, proof)) = failpoint {

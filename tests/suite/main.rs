@@ -7,6 +7,7 @@ mod demo;
 mod docs;
 mod embedded;
 mod exactly_once;
+mod faults;
 mod files;
 mod oracle;
 mod readers;

@@ -12,7 +12,7 @@ const LOGS: u64 = 100;
 
 /// Every revision that both stages make of a log.
 fn revisions(log: &RandomLog, partitions: i32, config: &DetectorsConfig) -> Vec<Incident> {
-    let mut rehearsal = Rehearsal::new("oracle", "gpu.telemetry", partitions, config);
+    let mut rehearsal = Rehearsal::new("oracle", "gpu.telemetry", config);
     for partition in 0..partitions {
         let mut stage = rehearsal.stage(partition);
         let records = log.records.iter().filter(|(of, _)| *of == partition);
@@ -110,4 +110,38 @@ fn a_naive_reference_finds_the_same_incidents_in_a_hundred_random_logs() {
     }
     println!("{total} incidents in {LOGS} logs");
     assert!(all.is_empty(), "{} differences:\n{}", all.len(), all.join("\n"));
+}
+
+#[test]
+fn a_host_whose_clock_is_a_day_ahead_changes_nothing_for_others() {
+    let (config, shape) = (DetectorsConfig::default(), Shape::default());
+    let log = random_log(11, &shape);
+    let undisturbed = standing(&revisions(&log, shape.partitions, &config));
+    // The first host of the log is there twice: as itself, and as one whose clock is a day ahead.
+    let day = 86_400_000_000;
+    let mut disturbed = RandomLog { records: Vec::new(), until: log.until };
+    for (partition, record) in &log.records {
+        disturbed.records.push((*partition, record.clone()));
+        let mut ahead = record.clone();
+        if let Telemetry::Batch(batch) = &mut ahead {
+            batch.gpus.iter_mut().for_each(|gpu| gpu.gpu_uuid.insert_str(0, "ahead of "));
+            // It hangs on feeds of its own.
+            batch.labels.site = Some("elsewhere".to_owned());
+        }
+        let origin = match &mut ahead {
+            Telemetry::Batch(batch) => &mut batch.origin,
+            Telemetry::Event(event) => &mut event.origin,
+            Telemetry::Tick(_) | Telemetry::Topology(_) => continue,
+        };
+        if origin.host == "node-00" {
+            origin.host = "ahead".to_owned();
+            origin.observed_at += day;
+            disturbed.records.push((*partition, ahead));
+        }
+    }
+    assert!(disturbed.records.len() > log.records.len() + 500);
+    let mut found = standing(&revisions(&disturbed, shape.partitions, &config));
+    let own = found.extract_if(.., |incident| incident.host == "ahead").count();
+    assert!(own > 0, "its Xids are told all the same");
+    assert_eq!(found, undisturbed);
 }

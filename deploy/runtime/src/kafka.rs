@@ -353,7 +353,7 @@ fn taken(
             topic: message.topic().to_owned(),
             partition: message.partition(),
             offset: message.offset(),
-            stamped_at: message.timestamp().to_millis().unwrap_or(0) * 1000,
+            stamped_at: message.timestamp().to_millis().unwrap_or(0).saturating_mul(1000),
             key: message.key().unwrap_or_default().to_vec(),
             payload: message.payload().unwrap_or_default().to_vec(),
         })),

@@ -26,6 +26,8 @@ use crate::engine::{Input, Machine};
 use crate::worker::store::Store;
 use crate::worker::{self, Shelf, Worker};
 
+/// A member that was given nothing waits so long before it counts as idle.
+const UNASSIGNED: Duration = Duration::from_secs(15);
 /// Longest that stage 2 reads on after stage 1 has ended.
 const READ_ON: Duration = Duration::from_secs(5);
 
@@ -107,6 +109,12 @@ struct Common {
 impl Common {
     fn touch(&self) {
         self.active_at.store(u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Nothing has come for so long, since the group had given this member something to be idle with.
+    fn is_over(&self, idle: Duration, owned: &[i32]) -> bool {
+        let idle = if owned.is_empty() { idle.max(UNASSIGNED) } else { idle };
+        self.active_at.load(Ordering::Relaxed) > 0 && self.idle_for() >= idle
     }
 
     fn idle_for(&self) -> Duration {
@@ -314,12 +322,7 @@ impl Common {
                     progress.consumed(message.partition, message.offset, message.payload.len());
                 }
                 // An idle member waits until the group has given it something to be idle with.
-                None if options
-                    .stop_when_idle
-                    .is_some_and(|idle| self.idle_for() >= idle && self.active_at.load(Ordering::Relaxed) > 0) =>
-                {
-                    break;
-                }
+                None if options.stop_when_idle.is_some_and(|idle| self.is_over(idle, &owner.worker.owned())) => break,
                 None => {}
             }
             if kept_at.elapsed() >= Duration::from_millis(20) {

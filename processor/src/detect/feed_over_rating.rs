@@ -165,7 +165,9 @@ impl FeedOverRating {
                 feed.panes.remove(&at);
                 at += pane;
             }
-            feed.settled_to = Some(at);
+            if at > first {
+                feed.settled_to = Some(at);
+            }
             let mut present = feed.settled.clone();
             while at + pane <= now {
                 present.pane(at, judge(feed, at), &self.config);

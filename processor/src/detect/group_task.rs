@@ -40,6 +40,8 @@ struct Seen {
     upstream: BTreeMap<String, Upstreamer>,
     /// Exclusions that were sent and not read back yet.
     excluding: BTreeSet<String>,
+    /// When the newest record was appended.
+    log_at: Option<i64>,
     topology_at: Option<i64>,
     groups: BTreeMap<(String, String), Group>,
     advanced_to: Option<i64>,
@@ -121,6 +123,17 @@ impl GroupTask {
         self.advance(outputs);
     }
 
+    /// The tasks of stage 1 are those of the configuration, whatever a snapshot knows.
+    fn load_seen(&mut self, sections: &[Section]) -> Result<(), StateError> {
+        let mut seen: Seen = section(sections, "task")?.read(FORMAT)?;
+        seen.upstream.retain(|task, _| self.seen.upstream.contains_key(task));
+        for (task, fresh) in std::mem::take(&mut self.seen.upstream) {
+            seen.upstream.entry(task).or_insert(fresh);
+        }
+        self.seen = seen;
+        Ok(())
+    }
+
     fn looked_at(&mut self, offset: i64, undecodable: bool) {
         if let Some(coverage) = &mut self.coverage {
             coverage.looked_at(offset, undecodable);
@@ -135,13 +148,13 @@ impl GroupTask {
             return false;
         };
         known.heard_at = known.heard_at.max(appended_at);
+        known.excluded = false;
+        self.seen.excluding.remove(task);
         if known.emit_seq.is_some_and(|newest| emit_seq <= newest) {
             self.seen.counts.duplicates += 1;
             return false;
         }
         known.emit_seq = Some(emit_seq);
-        known.excluded = false;
-        self.seen.excluding.remove(task);
         true
     }
 
@@ -157,9 +170,17 @@ impl GroupTask {
     /// Asks to go on without the tasks that the log has not heard of for too long, while it heard of others.
     fn look_for_silence(&mut self, appended_at: Option<i64>, outputs: &mut Vec<Output>) {
         let Some(now) = appended_at else { return };
+        // While the whole log stood still, nobody was silent.
+        let stood_still = self.seen.log_at.map_or(0, |before| now.saturating_sub(before));
+        self.seen.log_at = self.seen.log_at.max(appended_at);
+        if stood_still > self.exclude_after / 2 {
+            let heard = self.seen.upstream.values_mut().filter_map(|task| task.heard_at.as_mut());
+            heard.for_each(|heard_at| *heard_at = heard_at.saturating_add(stood_still));
+        }
         for (name, task) in &mut self.seen.upstream {
             let heard_at = *task.heard_at.get_or_insert(now);
-            if task.excluded || now - heard_at <= self.exclude_after || self.seen.excluding.contains(name) {
+            if task.excluded || now.saturating_sub(heard_at) <= self.exclude_after || self.seen.excluding.contains(name)
+            {
                 continue;
             }
             let exclusion = Exclusion {
@@ -237,7 +258,7 @@ impl Machine for GroupTask {
     }
 
     fn load(&mut self, sections: &[Section]) -> Result<(), StateError> {
-        self.seen = section(sections, "task")?.read(FORMAT)?;
+        self.load_seen(sections)?;
         self.book.restore(section(sections, "book")?.read::<Pages>(FORMAT)?);
         if let Some(feeds) = &mut self.feeds {
             feeds.load(section(sections, "feed_over_rating")?)?;
@@ -248,8 +269,13 @@ impl Machine for GroupTask {
         Ok(())
     }
 
-    fn take_over(&mut self, sections: &[Section], said: Vec<Incident>) -> Result<(), StateError> {
-        self.seen = section(sections, "task")?.read(FORMAT)?;
+    fn start_anew(&mut self, said: Vec<Incident>) {
+        self.seen.emit_seq = numbers_of_next_version(self.seen.emit_seq, &said);
+        self.book.take_over(said);
+    }
+
+    fn take_over(&mut self, sections: &[Section]) -> Result<(), StateError> {
+        self.load_seen(sections)?;
         self.book.restore(section(sections, "book")?.read::<Pages>(FORMAT)?);
         if let (Some(feeds), Ok(section)) = (&mut self.feeds, section(sections, "feed_over_rating")) {
             // A detector that keeps its state otherwise now starts afresh.
@@ -258,8 +284,6 @@ impl Machine for GroupTask {
         if let (Some(coverage), Ok(section)) = (&mut self.coverage, section(sections, "coverage_gap")) {
             let _ = coverage.load(section);
         }
-        self.seen.emit_seq = numbers_of_next_version(self.seen.emit_seq, &said);
-        self.book.take_over(said);
         Ok(())
     }
 }

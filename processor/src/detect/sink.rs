@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use gpufleet_runtime::exit::Failure;
+use gpufleet_runtime::exit::{Failure, Fault};
 use gpufleet_runtime::failpoint;
 use gpufleet_runtime::kafka::{Destination, Message, Reader, Start, Writer, bounds, offsets};
 use gpufleet_schemas::Topics;
@@ -77,7 +77,7 @@ impl KafkaLog {
 
 impl Log for KafkaLog {
     fn bounds(&mut self, partition: i32) -> Result<(i64, i64), Failure> {
-        bounds(&self.outlets.brokers, &self.input, partition)
+        patiently(|| bounds(&self.outlets.brokers, &self.input, partition))
     }
 
     fn partitions(&self, stream: Stream) -> i32 {
@@ -90,7 +90,7 @@ impl Log for KafkaLog {
     fn said(&mut self, task: &str) -> Result<Vec<Said>, Failure> {
         let Outlets { brokers, topics, incidents, .. } = &self.outlets;
         let mut archive = lock(&self.archive);
-        let (messages, next) = read_on(brokers, &topics.incidents, *incidents, &archive.next)?;
+        let (messages, next) = patiently(|| read_on(brokers, &topics.incidents, *incidents, &archive.next))?;
         archive.next = next;
         let decoder = Decoder::default();
         for message in messages {
@@ -143,6 +143,20 @@ impl Log for KafkaLog {
     fn commit(&mut self, partition: i32, next_offset: i64) -> Result<(), Failure> {
         self.commits.push((partition, next_offset));
         Ok(())
+    }
+}
+
+/// A broker that does not answer while a partition is taken may be about to: the partition waits, the process goes on.
+fn patiently<T>(mut ask: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
+    let start = Instant::now();
+    loop {
+        match ask() {
+            Err(failure) if failure.fault == Fault::External && start.elapsed() < PATIENCE => {
+                tracing::warn!(%failure, "asking again");
+                std::thread::sleep(Duration::from_millis(500));
+            }
+            answer => return answer,
+        }
     }
 }
 

@@ -158,7 +158,7 @@ impl Task {
         self.seen.counts.records += 1;
         self.detectors.iter_mut().for_each(|detector| detector.looked_at(offset, false));
         match record {
-            Telemetry::Tick(tick) => self.seen.clock.tick(tick.tick_at),
+            Telemetry::Tick(tick) => self.seen.clock.tick(tick.tick_at, appended_at, self.bounds),
             Telemetry::Event(event) => {
                 event_in(event, offset, appended_at, self.bounds, &mut self.seen, &mut self.detectors)
             }
@@ -171,6 +171,9 @@ impl Task {
                 &mut self.detectors,
                 &mut self.partials,
             ),
+            // One whose time has not come would hide every later one.
+            Telemetry::Topology(topology)
+                if self.seen.clock.ahead(topology.epoch_at, appended_at, self.bounds) != Ahead::No => {}
             Telemetry::Topology(topology) => {
                 let emit_seq = number(&mut self.seen.emit_seq);
                 let (task, topology) = (self.name.clone(), topology.clone());
@@ -264,6 +267,11 @@ impl Machine for Task {
         self.detectors.iter_mut().for_each(|detector| detector.gap(from, to));
     }
 
+    fn start_anew(&mut self, said: Vec<Incident>) {
+        self.seen.emit_seq = numbers_of_next_version(self.seen.emit_seq, &said);
+        self.book.take_over(said);
+    }
+
     fn save(&self) -> Vec<Section> {
         let mut sections = vec![
             Section::of("task", FORMAT, &self.seen),
@@ -287,7 +295,7 @@ impl Machine for Task {
         Ok(())
     }
 
-    fn take_over(&mut self, sections: &[Section], said: Vec<Incident>) -> Result<(), StateError> {
+    fn take_over(&mut self, sections: &[Section]) -> Result<(), StateError> {
         self.seen = section(sections, "task")?.read(FORMAT)?;
         self.book.restore(section(sections, "book")?.read::<Pages>(FORMAT)?);
         if let Ok(partials) = section(sections, "partials").and_then(|section| section.read::<Partials>(FORMAT))
@@ -302,8 +310,6 @@ impl Machine for Task {
                 let _ = detector.load(section);
             }
         }
-        self.seen.emit_seq = numbers_of_next_version(self.seen.emit_seq, &said);
-        self.book.take_over(said);
         Ok(())
     }
 }
@@ -320,9 +326,17 @@ fn event_in(
         seen.counts.duplicates += 1;
         return;
     }
-    // A fatal fact counts whatever its clock says.
-    seen.clock.data(event.origin.observed_at, appended_at, bounds);
-    show_event(event, offset, &seen.entities, detectors);
+    let known = seen.clock.known(appended_at);
+    let ahead = seen.clock.data(event.origin.observed_at, appended_at, bounds) == Ahead::Horizon;
+    match known.filter(|_| ahead) {
+        None => show_event(event, offset, &seen.entities, detectors),
+        // A fatal fact whose clock means nothing counts from now on.
+        Some(known) => {
+            let mut event = event.clone();
+            event.origin.observed_at = known;
+            show_event(&event, offset, &seen.entities, detectors);
+        }
+    }
 }
 
 fn batch_in(

@@ -16,6 +16,9 @@ use super::Finding;
 
 /// What another version has said is taken back when this one has not found it so long after it was decided.
 const TAKE_BACK_AFTER: i64 = 60_000_000;
+/// Longest texts of an incident, bytes.
+const LONGEST_SUMMARY: usize = 2_000;
+const LONGEST_RAW: usize = 8_000;
 
 /// Which log and partition a task reads.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -171,7 +174,7 @@ impl Book {
                 kind: finding.kind.to_owned(),
                 code: finding.code,
                 onset_at: finding.onset_at,
-                summary: finding.summary.clone(),
+                summary: bounded(finding.summary.clone(), LONGEST_SUMMARY),
             });
         }
         let entry = Entry {
@@ -186,6 +189,10 @@ impl Book {
             attached: Vec::new(),
         };
         if let Some(before) = self.pages.entries.insert(key.clone(), entry) {
+            let page = before.page.filter(|page| page != key);
+            if let Some(page) = page.and_then(|page| self.pages.entries.get_mut(&page)) {
+                page.attached.retain(|follower| follower != key);
+            }
             // Its followers are over with it, or else they would have kept it open.
             for follower in before.attached {
                 if let Some(follower) = self.pages.entries.get_mut(&follower) {
@@ -388,6 +395,13 @@ fn revise(entry: &mut Entry, finding: &Finding) -> bool {
     true
 }
 
+/// Cuts a text that a record has made too long to send on.
+fn bounded(mut text: String, longest: usize) -> String {
+    let end = (0..=longest.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    text.truncate(end.unwrap_or(0));
+    text
+}
+
 fn take_back(incident: &mut Incident) {
     if !incident.summary.starts_with("withdrawn: ") {
         incident.summary.insert_str(0, "withdrawn: ");
@@ -409,11 +423,11 @@ fn fill(incident: &mut Incident, finding: Finding) {
     finding.statistic.clone_into(&mut incident.statistic);
     incident.value = finding.value;
     incident.threshold = finding.threshold;
-    incident.summary = finding.summary;
+    incident.summary = bounded(finding.summary, LONGEST_SUMMARY);
     incident.actions = finding.actions;
     incident.evidence = finding.evidence;
     incident.coverage = finding.coverage;
-    incident.raw = finding.raw;
+    incident.raw = finding.raw.map(|raw| bounded(raw, LONGEST_RAW));
     incident.first_offset = offsets.first;
     incident.last_offset = offsets.last;
 }

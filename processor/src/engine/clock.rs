@@ -21,8 +21,9 @@ pub enum Ahead {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Clock {
     newest: Option<i64>,
-    tick: Option<i64>,
-    /// Records that came from the future.
+    /// The newest tick, and when the broker took it.
+    tick: Option<(i64, Option<i64>)>,
+    /// Records, and ticks, that came from the future.
     pub from_the_future: u64,
 }
 
@@ -39,24 +40,44 @@ impl Clock {
         Clock { newest: None, tick: None, from_the_future: 0 }
     }
 
-    /// A record of this event time was read, which the broker took at `appended_at`.
-    pub fn data(&mut self, at: i64, appended_at: Option<i64>, bounds: Bounds) -> Ahead {
-        let known = match (self.tick, appended_at) {
-            (Some(tick), Some(appended)) => Some(tick.min(appended)),
-            (tick, appended) => tick.or(appended),
-        };
-        let ahead = known.map_or(0, |known| at.saturating_sub(known));
+    /// The latest that it can be when the broker takes a record at `appended_at`: since the last tick no more time has
+    /// gone by than between the arrivals of both, however long there was no tick; none when nothing tells.
+    pub fn known(&self, appended_at: Option<i64>) -> Option<i64> {
+        let ticked = self.tick.map(|(tick, taken_at)| match (taken_at, appended_at) {
+            (Some(taken_at), Some(appended_at)) => tick.saturating_add(appended_at.saturating_sub(taken_at).max(0)),
+            _ => tick,
+        });
+        ticked.into_iter().chain(appended_at).min()
+    }
+
+    /// How far `at` lies ahead of what is known; counts it.
+    pub fn ahead(&mut self, at: i64, appended_at: Option<i64>, bounds: Bounds) -> Ahead {
+        let ahead = self.known(appended_at).map_or(0, |known| at.saturating_sub(known));
         if ahead <= bounds.future {
-            self.newest = self.newest.max(Some(at));
             return Ahead::No;
         }
         self.from_the_future += 1;
         if ahead <= bounds.horizon { Ahead::Bound } else { Ahead::Horizon }
     }
 
-    /// The partition's time source says that it is `at`.
-    pub fn tick(&mut self, at: i64) {
-        self.tick = self.tick.max(Some(at));
+    /// A record of this event time was read, which the broker took at `appended_at`.
+    pub fn data(&mut self, at: i64, appended_at: Option<i64>, bounds: Bounds) -> Ahead {
+        let ahead = self.ahead(at, appended_at, bounds);
+        if ahead == Ahead::No {
+            self.newest = self.newest.max(Some(at));
+        }
+        ahead
+    }
+
+    /// The partition's time source says that it is `at`. One that is ahead of the broker has a wrong clock itself.
+    pub fn tick(&mut self, at: i64, appended_at: Option<i64>, bounds: Bounds) {
+        if appended_at.is_some_and(|appended_at| at > appended_at.saturating_add(bounds.future)) {
+            self.from_the_future += 1;
+            return;
+        }
+        if self.tick.is_none_or(|(tick, _)| at >= tick) {
+            self.tick = Some((at, appended_at));
+        }
         self.newest = self.newest.max(Some(at));
     }
 
@@ -84,17 +105,17 @@ mod tests {
         assert_eq!(clock.watermark(BOUNDS), None);
         clock.data(10, None, BOUNDS);
         assert_eq!(clock.watermark(BOUNDS), Some(5));
-        clock.tick(20);
+        clock.tick(20, None, BOUNDS);
         assert_eq!(clock.watermark(BOUNDS), Some(15));
         clock.data(3, None, BOUNDS);
-        clock.tick(4);
+        clock.tick(4, None, BOUNDS);
         assert_eq!(clock.watermark(BOUNDS), Some(15));
     }
 
     #[test]
     fn a_record_from_the_future_moves_no_watermark() {
         let mut clock = Clock::new();
-        clock.tick(20);
+        clock.tick(20, None, BOUNDS);
         assert_eq!(clock.data(22, None, BOUNDS), Ahead::No);
         assert_eq!(clock.data(30, None, BOUNDS), Ahead::Bound);
         assert_eq!(clock.data(86_400, None, BOUNDS), Ahead::Horizon);
@@ -106,7 +127,23 @@ mod tests {
         let mut clock = Clock::new();
         assert_eq!(clock.data(86_400, Some(20), BOUNDS), Ahead::Horizon, "before any tick");
         assert_eq!(clock.watermark(BOUNDS), None);
-        clock.tick(1_000_000);
-        assert_eq!(clock.data(86_400, Some(86_399), BOUNDS), Ahead::No, "a recording that is replayed late");
+        clock.tick(1_000_000, Some(2_000_000), BOUNDS);
+        assert_eq!(clock.data(86_400, Some(2_000_001), BOUNDS), Ahead::No, "a recording that is replayed late");
+    }
+
+    #[test]
+    fn a_pause_of_the_ticks_makes_no_record_one_of_the_future() {
+        let mut clock = Clock::new();
+        clock.tick(1000, Some(1001), BOUNDS);
+        assert_eq!(clock.data(4600, Some(4601), BOUNDS), Ahead::No, "nobody wrote ticks for an hour");
+        assert_eq!(clock.data(9000, Some(4602), BOUNDS), Ahead::Horizon);
+    }
+
+    #[test]
+    fn a_tick_from_the_future_is_no_time() {
+        let mut clock = Clock::new();
+        clock.tick(86_400, Some(20), BOUNDS);
+        clock.tick(20, Some(20), BOUNDS);
+        assert_eq!((clock.watermark(BOUNDS), clock.from_the_future), (Some(15), 1));
     }
 }

@@ -99,7 +99,10 @@ pub trait Machine {
     /// Takes the state of the same version of the same rules.
     fn load(&mut self, sections: &[Section]) -> Result<(), StateError>;
 
-    /// Takes over from another version: what it understands of that one's state, and what that one has said since. Then
-    /// numbers its own outputs from above those.
-    fn take_over(&mut self, sections: &[Section], said: Vec<Incident>) -> Result<(), StateError>;
+    /// Takes what it understands of the state of another version of the rules.
+    fn take_over(&mut self, sections: &[Section]) -> Result<(), StateError>;
+
+    /// Goes on where what is out does not follow from its state: another version has said it, or the log that it came
+    /// from is gone. Numbers its outputs from above those, and takes back what it does not find itself.
+    fn start_anew(&mut self, said: Vec<Incident>);
 }

@@ -5,6 +5,7 @@
 
 use std::path::Path as FilePath;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::TryStreamExt;
 use gpufleet_runtime::exit::Failure;
@@ -15,6 +16,8 @@ use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 
 use crate::engine::book::TaskId;
 
+/// Longest that an object store may take.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Snapshots kept of each version.
 const KEPT: usize = 3;
 /// Versions kept.
@@ -69,6 +72,15 @@ impl Store {
         Ok(Store { objects, runtime: Arc::new(runtime), name: name.to_owned() })
     }
 
+    /// An object store that hangs fails.
+    fn wait<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        self.runtime.block_on(async {
+            tokio::time::timeout(PATIENCE, work)
+                .await
+                .unwrap_or_else(|late| Err(Error::Generic { store: "snapshots", source: Box::new(late) }))
+        })
+    }
+
     fn failed(&self, what: &str, error: &dyn std::fmt::Display) -> Failure {
         Failure::external(format!("cannot {what} snapshots in {}: {error}", self.name))
     }
@@ -76,10 +88,8 @@ impl Store {
     /// The task's snapshots, newest last.
     pub fn list(&self, task: &TaskId) -> Result<Vec<Name>, Failure> {
         let prefix = folder_of(task);
-        let found: Vec<_> = self
-            .runtime
-            .block_on(self.objects.list(Some(&prefix)).try_collect())
-            .map_err(|error| self.failed("list", &error))?;
+        let found: Vec<_> =
+            self.wait(self.objects.list(Some(&prefix)).try_collect()).map_err(|error| self.failed("list", &error))?;
         let mut names: Vec<Name> = found
             .iter()
             .filter_map(|found| {
@@ -96,7 +106,7 @@ impl Store {
     /// The bytes of a snapshot; none when it is gone.
     pub fn get(&self, task: &TaskId, name: &Name) -> Result<Option<Vec<u8>>, Failure> {
         let read = async { self.objects.get(&path_of(task, name)).await?.bytes().await };
-        match self.runtime.block_on(read) {
+        match self.wait(read) {
             Ok(bytes) => Ok(Some(bytes.to_vec())),
             Err(Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(self.failed("read", &error)),
@@ -107,7 +117,7 @@ impl Store {
     pub fn put(&self, task: &TaskId, name: &Name, bytes: &[u8]) -> Result<Put, Failure> {
         let create = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
         let path = path_of(task, name);
-        match self.runtime.block_on(self.objects.put_opts(&path, bytes.to_vec().into(), create)) {
+        match self.wait(self.objects.put_opts(&path, bytes.to_vec().into(), create)) {
             Ok(_) => Ok(Put::Stored),
             Err(Error::AlreadyExists { .. }) => {
                 let there = self.get(task, name)?;
@@ -115,7 +125,7 @@ impl Store {
                     Some(there) if there == bytes => Ok(Put::Same),
                     // A damaged one is no contradiction: it is replaced.
                     Some(there) if super::snapshot::Snapshot::decode(&there).is_err() => {
-                        let replaced = self.runtime.block_on(self.objects.put(&path, bytes.to_vec().into()));
+                        let replaced = self.wait(self.objects.put(&path, bytes.to_vec().into()));
                         replaced.map(|_| Put::Stored).map_err(|error| self.failed("replace", &error))
                     }
                     Some(_) => Ok(Put::Differs),
@@ -139,7 +149,7 @@ impl Store {
             let of_version: Vec<&Name> = names.iter().rev().filter(|name| name.version == *version).collect();
             let kept = if age < VERSIONS_KEPT { KEPT } else { 0 };
             for name in of_version.into_iter().skip(kept) {
-                match self.runtime.block_on(self.objects.delete(&path_of(task, name))) {
+                match self.wait(self.objects.delete(&path_of(task, name))) {
                     Ok(()) | Err(Error::NotFound { .. }) => {}
                     Err(error) => return Err(self.failed("delete", &error)),
                 }

@@ -65,6 +65,9 @@ pub(crate) fn put_deltas(out: &mut Vec<u8>, values: impl ExactSizeIterator<Item 
     out.push(0);
 }
 
+/// No name and no kernel line is longer; an incident that quotes several stays below what a broker takes.
+const MAX_TEXT_BYTES: usize = 64 << 10;
+
 /// Reads Avro primitives from untrusted bytes.
 pub(crate) struct Cursor<'a> {
     rest: &'a [u8],
@@ -146,7 +149,11 @@ impl<'a> Cursor<'a> {
     }
 
     pub(crate) fn text(&mut self) -> Result<&'a str, DecodeError> {
-        std::str::from_utf8(self.bytes()?).map_err(|_| DecodeError::Malformed("a string is not UTF-8"))
+        let bytes = self.bytes()?;
+        if bytes.len() > MAX_TEXT_BYTES {
+            return Err(DecodeError::Malformed("a string is longer than 64 KiB"));
+        }
+        std::str::from_utf8(bytes).map_err(|_| DecodeError::Malformed("a string is not UTF-8"))
     }
 
     /// The item count of an array's or map's next block; 0 ends it. Every item takes at least a byte here

@@ -219,9 +219,9 @@ fn an_incident_of_the_first_version_is_still_read() {
 #[test]
 fn every_record_survives_the_wire() {
     check(&Telemetry::Batch(sample_batch()));
-    check(&Telemetry::Batch(GpuBatch::default()));
+    check(&Telemetry::Batch(GpuBatch { origin: origin(), ..GpuBatch::default() }));
     check(&Telemetry::Event(sample_event()));
-    check(&Telemetry::Tick(Tick { tick_at: -5, writer: "x".into() }));
+    check(&Telemetry::Tick(Tick { tick_at: 946_684_800_000_000, writer: "x".into() }));
     check(&Telemetry::Topology(sample_topology()));
     for record in sample_upstream() {
         assert_eq!(Decoder::default().upstream(&framed_upstream(&record)).expect("decodes"), record);
@@ -370,6 +370,24 @@ fn each_kind_of_bad_bytes_has_its_reason() {
 }
 
 #[test]
+fn an_instant_that_is_no_time_is_refused() {
+    for at in [i64::MIN, -1, 0, 946_684_799_999_999, 7_258_118_400_000_000, i64::MAX] {
+        let mut batch = sample_batch();
+        batch.origin.observed_at = at;
+        let mut event = sample_event();
+        event.origin.observed_at = at;
+        let tick = Tick { tick_at: at, writer: String::new() };
+        for record in [Telemetry::Batch(batch), Telemetry::Event(event), Telemetry::Tick(tick)] {
+            let refused = Decoder::default().telemetry(&framed(&record)).map(|_| ());
+            assert_eq!(refused.unwrap_err().reason(), "malformed", "{at}");
+        }
+    }
+    let mut batch = sample_batch();
+    batch.ticks[4] = i64::MAX;
+    assert!(Decoder::default().telemetry(&framed(&Telemetry::Batch(batch))).is_err());
+}
+
+#[test]
 fn a_record_cut_at_any_byte_is_refused_and_the_next_one_is_read() {
     let good = framed(&Telemetry::Batch(sample_batch()));
     let mut decoder = Decoder::default();
@@ -391,7 +409,7 @@ fn any_series(ticks: usize) -> impl Strategy<Value = Series> {
 }
 
 fn any_batch() -> impl Strategy<Value = GpuBatch> {
-    (1usize..8, any::<i64>()).prop_flat_map(|(ticks, base)| {
+    (1usize..8, 946_684_800_000_000i64..7_258_000_000_000_000).prop_flat_map(|(ticks, base)| {
         let block =
             (prop::collection::vec(any_series(ticks), METRIC_COUNT), "[a-zA-Z0-9-]{1,40}", any::<Option<i32>>())
                 .prop_map(move |(series, gpu_uuid, gpu_index)| {

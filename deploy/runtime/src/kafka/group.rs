@@ -106,6 +106,10 @@ impl<O: Owner + 'static> GroupContext<O> {
         numbers: &[i32],
         partitions: &TopicPartitionList,
     ) -> Result<(), Failure> {
+        // After a panic the owner may have taken half a record: what it holds is worth nothing.
+        if self.0.owner.is_poisoned() {
+            return Ok(());
+        }
         let lost = consumer.assignment_lost();
         tracing::info!(topic = self.0.topic, partitions = ?numbers, lost, "partitions revoked");
         let mut result = Ok(());
