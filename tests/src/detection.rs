@@ -67,6 +67,13 @@ impl Detection {
         (status.code(), status.signal(), said)
     }
 
+    /// Memory that it holds.
+    pub fn resident_kilobytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        line.and_then(|line| line.split_whitespace().next()).and_then(|kb| kb.parse().ok()).unwrap_or(0)
+    }
+
     pub fn runs(&mut self) -> bool {
         self.process.try_wait().expect("known").is_none()
     }

@@ -11,5 +11,7 @@ mod faults;
 mod files;
 mod oracle;
 mod readers;
+mod replay;
 mod simulation;
+mod targets;
 mod tidy;

@@ -128,6 +128,9 @@ fn a_host_whose_clock_is_a_day_ahead_changes_nothing_for_others() {
             // It hangs on feeds of its own.
             batch.labels.site = Some("elsewhere".to_owned());
         }
+        if let Telemetry::Event(event) = &mut ahead {
+            event.gpu_uuid = None;
+        }
         let origin = match &mut ahead {
             Telemetry::Batch(batch) => &mut batch.origin,
             Telemetry::Event(event) => &mut event.origin,
@@ -143,5 +146,7 @@ fn a_host_whose_clock_is_a_day_ahead_changes_nothing_for_others() {
     let mut found = standing(&revisions(&disturbed, shape.partitions, &config));
     let own = found.extract_if(.., |incident| incident.host == "ahead").count();
     assert!(own > 0, "its Xids are told all the same");
-    assert_eq!(found, undisturbed);
+    let missing: Vec<_> = undisturbed.iter().filter(|incident| !found.contains(incident)).collect();
+    let extra: Vec<_> = found.iter().filter(|incident| !undisturbed.contains(incident)).collect();
+    assert!(missing.is_empty() && extra.is_empty(), "missing {missing:#?}\nextra {extra:#?}");
 }
