@@ -11,7 +11,7 @@ mod encode;
 mod schema;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use apache_avro::Schema;
 
@@ -97,6 +97,14 @@ pub struct Encoder {
 
 impl Default for Encoder {
     fn default() -> Encoder {
+        // Fingerprints are worked out once a process.
+        static ENCODER: OnceLock<Encoder> = OnceLock::new();
+        ENCODER.get_or_init(Encoder::new).clone()
+    }
+}
+
+impl Encoder {
+    fn new() -> Encoder {
         let header = |name: &str| {
             let mut header = [0u8; HEADER_BYTES];
             header[..2].copy_from_slice(&MAGIC);
@@ -178,12 +186,17 @@ impl Default for Decoder {
 impl Decoder {
     /// A decoder that steps over the metrics that nobody asked for.
     pub fn wanting(wanted: MetricSet) -> Decoder {
-        let mut decoder = Decoder { writers: BTreeMap::new(), wanted, batch: GpuBatch::default() };
-        for (name, text) in RELEASED {
-            let learned = decoder.learn(text);
-            debug_assert!(learned.is_ok(), "{name}: {learned:?}");
-        }
-        decoder
+        // The released schemas are compiled once a process.
+        static WRITERS: OnceLock<BTreeMap<u64, Arc<RecordNode>>> = OnceLock::new();
+        let writers = WRITERS.get_or_init(|| {
+            let mut decoder = Decoder { writers: BTreeMap::new(), wanted, batch: GpuBatch::default() };
+            for (name, text) in RELEASED {
+                let learned = decoder.learn(text);
+                debug_assert!(learned.is_ok(), "{name}: {learned:?}");
+            }
+            decoder.writers
+        });
+        Decoder { writers: writers.clone(), wanted, batch: GpuBatch::default() }
     }
 
     /// Adds a writer's schema, so that records written with it can be read.

@@ -6,7 +6,7 @@ use gpufleet_tests::simulation::{Trials, run};
 fn over(seeds: std::ops::Range<u64>) -> Trials {
     let mut total = Trials::default();
     for seed in seeds {
-        let trials = run(seed, None).unwrap_or_else(|(invariant, what)| panic!("seed {seed}: {invariant}: {what}"));
+        let trials = run(seed, None).unwrap_or_else(|broke| panic!("seed {seed}: {broke:?}"));
         assert!(trials.incidents >= 20, "seed {seed}: {} incident revisions prove little", trials.incidents);
         total.incidents += trials.incidents;
         total.crashes += trials.crashes;
@@ -27,9 +27,9 @@ fn two_hundred_seeds_of_crashes_moves_zombies_and_damaged_snapshots_equal_the_or
 }
 
 #[test]
-#[ignore = "long: ten thousand seeds"]
-fn ten_thousand_seeds_equal_the_oracle() {
-    println!("{:?}", over(200..10_200));
+#[ignore = "long: a thousand seeds more"]
+fn a_thousand_seeds_more_equal_the_oracle() {
+    println!("{:?}", over(200..1200));
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn each_sabotage_turns_its_invariant_red() {
     for (sabotage, invariant) in Sabotage::ALL {
         let mut names = Vec::new();
         for seed in 1..24 {
-            names.extend(run(seed, Some(sabotage)).err().map(|(invariant, _)| invariant));
+            names.extend(run(seed, Some(sabotage)).err().into_iter().flatten().map(|(invariant, _)| invariant));
             if names.contains(&invariant) {
                 break;
             }

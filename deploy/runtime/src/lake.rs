@@ -34,7 +34,9 @@ impl Lake {
             lake.refuse_foreign_content()?;
         }
         for table in Table::ALL {
-            if !lake.exists(table) {
+            if lake.exists(table) {
+                lake.require_columns(table).await?;
+            } else {
                 lake.create_table(table).await?;
             }
         }
@@ -78,6 +80,29 @@ impl Lake {
             .load()
             .await
             .map_err(|error| failed("open", &path, &error))
+    }
+
+    /// Delta drops what a table has no column for: a table of an earlier version is refused instead.
+    async fn require_columns(&self, table: Table) -> Result<(), Failure> {
+        let delta = self.table(table).await?;
+        let snapshot = delta.snapshot().map_err(|error| failed("read", &self.path(table), &error))?;
+        let schema = snapshot.schema();
+        let missing: Vec<&str> = table
+            .columns()
+            .iter()
+            .map(|column| column.name)
+            .filter(|name| schema.fields().all(|field| field.name() != name))
+            .collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        Err(Failure::config(format!(
+            "the table {} of the lake {} was made by an earlier version and lacks {}; give a new --lake, the old one stays \
+             readable",
+            table.name(),
+            self.root.display(),
+            missing.join(", ")
+        )))
     }
 
     fn exists(&self, table: Table) -> bool {
