@@ -111,7 +111,7 @@ pub async fn apply(brokers: &str, specs: &[Spec], patience: Duration) -> Result<
     }
     let (_, after) = settle(brokers, &names, patience)?;
     for spec in specs {
-        verify(&admin, &options, spec, &after, brokers, &mut outcome).await?;
+        verify(&admin, &options, spec, &after, brokers, patience, &mut outcome).await?;
     }
     Ok(outcome)
 }
@@ -134,6 +134,7 @@ async fn verify(
     spec: &Spec,
     layout: &[kafka::TopicLayout],
     brokers: &str,
+    patience: Duration,
     outcome: &mut Outcome,
 ) -> Result<(), Failure> {
     let Some(found) = layout.iter().find(|found| found.name == spec.name) else {
@@ -143,13 +144,24 @@ async fn verify(
     if found.partitions != spec.partitions {
         differs.push(format!("{}: {} partitions, wanted {}", spec.name, found.partitions, spec.partitions));
     }
-    let described = admin
-        .describe_configs([&ResourceSpecifier::Topic(&spec.name)], options)
-        .await
-        .map_err(|error| kafka::unreachable(brokers, &error))?;
-    let resource = described.into_iter().next().and_then(Result::ok).ok_or_else(|| {
-        Failure::external(format!("the broker at {brokers} does not describe the topic {}", spec.name))
-    })?;
+    let start = std::time::Instant::now();
+    let resource = loop {
+        let described = admin
+            .describe_configs([&ResourceSpecifier::Topic(&spec.name)], options)
+            .await
+            .map_err(|error| kafka::unreachable(brokers, &error))?;
+        match described.into_iter().next().and_then(Result::ok) {
+            Some(resource) if spec.settings.iter().all(|(key, _)| resource.get(key).is_some()) => break resource,
+            // A broker that has not heard of a new topic yet describes nothing of it.
+            _ if start.elapsed() < patience => tokio::time::sleep(Duration::from_millis(100)).await,
+            _ => {
+                return Err(Failure::external(format!(
+                    "the broker at {brokers} does not describe the topic {}",
+                    spec.name
+                )));
+            }
+        }
+    };
     for (key, wanted) in &spec.settings {
         let value = resource.get(key).and_then(|entry| entry.value.clone()).unwrap_or_default();
         if value != *wanted {

@@ -287,3 +287,6 @@ impl Machine for GroupTask {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -297,3 +297,38 @@ fn tiers_of_the_test_log_are_all_read() {
     let Telemetry::Batch(batch) = &log.records[0] else { panic!("a batch") };
     assert_eq!(batch.tiers(&batch.gpus[0]), [Tier::Fast.bit() | Tier::Slow.bit() | Tier::Health.bit()]);
 }
+
+#[test]
+fn a_minute_of_poison_is_a_gap_and_a_few_bad_records_are_none() {
+    let id = TaskId { log_id: "log".into(), topic: "gpu.telemetry".into(), partition: 3 };
+    let mut task = Task::new(id, &DetectorsConfig::default());
+    let (encoder, mut bytes, mut outputs, mut offset) = (Encoder::default(), Vec::new(), Vec::new(), 0);
+    for second in 0..1200 {
+        // Two bad records in the third minute, nothing else but bad ones in the tenth.
+        let bad = match second / 60 {
+            2 => usize::from(second % 60 < 2),
+            9 => 20,
+            _ => 0,
+        };
+        for _ in 0..bad {
+            task.step(Input { offset, appended_at: None, payload: b"poison" }, &mut outputs);
+            offset += 1;
+        }
+        let tick = Telemetry::Tick(Tick { tick_at: START + second * SECOND, writer: "test".into() });
+        encoder.telemetry(&tick, &mut bytes);
+        task.step(Input { offset, appended_at: None, payload: &bytes }, &mut outputs);
+        offset += 1;
+    }
+    let gaps: Vec<Incident> = outputs
+        .into_iter()
+        .filter_map(|output| match output {
+            Output::Incident(incident) => Some(*incident),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(task.counts().undecodable, 1202);
+    let last = gaps.last().expect("a gap");
+    assert!(gaps.iter().all(|gap| gap.kind == "coverage_gap" && gap.id == last.id), "{gaps:?}");
+    assert_eq!((last.state, last.host.as_str()), (State::Resolved, "gpu.telemetry/3"));
+    assert!(last.onset_at >= START + 480 * SECOND && last.end_at <= Some(START + 660 * SECOND), "{last:?}");
+}
